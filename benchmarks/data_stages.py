@@ -1,10 +1,10 @@
 """Seconds and peak memory of the stages that prepare data, with one process on one CPU and with two; and after 1 % more rows.
 
-    python -m benchmarks.data_stages [rows] [processes, such as 1,2] [folder of a tokenizer]
+    python -m benchmarks.data_stages [rows] [processes, such as 1,2] [sources] [folder of a tokenizer]
 
 The rows have about 120 bytes; some are blank, too short, without a label or twice there. Memory is the proportional set size of
 a stage's processes together. `longest` is the CPU time of the stage's own process and of the busiest of the others: what the stage would
-take, at most, if it had the machine to itself. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
+take, at most, if it had the machine to itself. With several sources, each has an equal part of the rows, and the 1 % come to the last. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
     if stage == "ingest":
         from tasks.ingestion.stage import ingest
 
-        source = {"kind": "files", "train": "rows.jsonl"}
+        sources = {path.stem: {"kind": "files", "train": path.name} for path in sorted(root.glob("rows*.jsonl"))}
         shares = {"validation": 0.05, "test": 0.05}
-        data = Data.model_validate({"source": source, "split": shares})
+        read = {"sources": sources} if len(sources) > 1 else {"source": sources["rows0"]}
+        data = Data.model_validate({**read, "split": shares})
         ingest(artifacts, data=data, seed=0, launch=launch, inputs=inputs)
     elif stage == "validate":
         from tasks.validation.stage import validate
@@ -142,10 +143,13 @@ def own_tokenizer(folder: Path) -> str:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
     processes = [int(text) for text in sys.argv[2].split(",")] if len(sys.argv) > 2 else [1, 2]
+    sources = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     with tempfile.TemporaryDirectory(prefix="data_stages") as folder:
         root = Path(folder)
-        tokenizer = sys.argv[3] if len(sys.argv) > 3 else own_tokenizer(root / "tokenizer")
-        write(root / "rows.jsonl", count)
+        tokenizer = sys.argv[4] if len(sys.argv) > 4 else own_tokenizer(root / "tokenizer")
+        each = count // sources // 1000 * 1000
+        for number in range(sources):
+            write(root / f"rows{number}.jsonl", each, start=number * each)
         print(f"{'stage':<24}{'processes':>10}{'seconds':>10}{'CPU':>10}{'longest':>10}{'peak MiB':>10}", flush=True)
         artifacts, made = Artifacts("rows", root), []
         for workers in processes:
@@ -155,7 +159,7 @@ def main() -> None:
             folders = (artifacts.raw, artifacts.rows, artifacts.tokens)
             made.append([folder_sha256(one / split) for one in folders for split in SPLITS])
         print(f"equal bytes with {processes} processes: {all(one == made[0] for one in made)}", flush=True)
-        write(root / "rows.jsonl", count // 100, start=count)
+        write(root / f"rows{sources - 1}.jsonl", count // 100, start=count)
         for stage in STAGES:
             found = measure(stage, root, tokenizer, processes[-1])
             print(f"{f'{stage}, 1 % more rows':<24}{processes[-1]:>10}{found}", flush=True)

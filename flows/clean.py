@@ -25,6 +25,7 @@ from jinja2.filters import do_filesizeformat
 
 from flows.dvc_project import cache as dvc_cache
 from flows.dvc_project.locks import remove_dead_lock_owners
+from flows.dvc_project.remote import read_cache_folder
 from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
@@ -45,15 +46,16 @@ class DeletableItem(NamedTuple):
     delete: Callable[[], object]
 
 
-def delete_unneeded_if_confirmed(*, releases: int, unfinished: bool, yes: bool) -> None:
+def delete_unneeded_if_confirmed(*, releases: int, unfinished: bool, yes: bool, shared_cache: bool = False) -> None:
     """Show what nothing needs, ask, and delete it.
 
     Args:
+        shared_cache: whether only clones of this project use DVC's cache, although it is outside of the project or shared.
         releases: how many of the last releases in each repository keep their data in DVC's cache; 0: none, and no Hub is asked.
         unfinished: whether to delete the newest run of each recipe, too.
         yes: do not ask.
     """
-    needed = _needed_by_releases(releases)
+    needed = _needed_by_releases(releases, shared_cache=shared_cache)
     found = list(_unneeded(needed, unfinished=unfinished))
     for one in found:
         print(f"{do_filesizeformat(one.size, binary=True):>10}  {one.what}")
@@ -70,13 +72,14 @@ def delete_unneeded_if_confirmed(*, releases: int, unfinished: bool, yes: bool) 
         print(f"Deleted {total}.")
 
 
-def _needed_by_releases(last: int) -> set[str] | None:
+def _needed_by_releases(last: int, *, shared_cache: bool) -> set[str] | None:
     """Return the hashes of the data of the last releases; None if DVC's cache must be left alone, after saying why."""
     if not Path(".dvc").is_dir():
         return None
     folder, shared = dvc_cache.cache_folder_and_sharing()
-    if shared:
+    if shared and not shared_cache:
         print(f"DVC's cache {folder} is left alone, because other projects may use it: {shared}.")
+        print("  if only clones of this project use it: `git fetch`, then add --shared-cache")
         return None
     if not last:
         return set()
@@ -123,6 +126,9 @@ def _no_stage_runs() -> Iterator[None]:
         for recipe in _recipes():
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(hold_file_lock(path, f"a command of {recipe.recipe}"))
+        cache = (Path(".dvc").is_dir() and read_cache_folder()) or Path(".dvc/cache")
+        for path in cache.glob("evergreen/*/*/unfinished-runs/*.lock"):
+            held.enter_context(hold_file_lock(path, f"a run in another clone, {path.stem},"))
         remove_dead_lock_owners(logger)
         dvc_cache.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")

@@ -58,6 +58,7 @@ def run(
     artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
         from flows.record import recording
+        from flows.record.kept_folder import keep_outside_of_clone
 
         branch = recording.RecordTarget.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
@@ -76,7 +77,8 @@ def run(
                 artifacts, has_own_server=has_own_server, publish=not no_publish, force=force, record=branch
             )
     elif branch:
-        with hold_recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
+        # An earlier run may not be recorded yet.
+        with keep_outside_of_clone(artifacts, branch), hold_recipe_lock(artifacts, log):
             recording.record_run_on_branch(artifacts, branch, log, outcomes)
     print(format_run_summary(artifacts, outcomes))
 
@@ -115,18 +117,22 @@ def _import_flow() -> None:
 
 
 @app.command()
-def releases(recipe: AnyRecipe = None) -> None:
+def releases(
+    recipe: AnyRecipe = None,
+    *,
+    last: Annotated[int, Option(min=1, help="How many releases, and lines of the log.")] = 30,
+) -> None:
     """List releases and rollbacks, and what is published now.
 
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
     """
     from flows.run.stages import record_pull_request_decision
-    from tasks.releases.commands import list_recipe_paths, print_releases
+    from tasks.releases.recipe_releases import list_recipe_paths, print_releases
 
     chosen = [Artifacts(recipe).recipe_path] if recipe else list_recipe_paths()
     for path in chosen:
         record_pull_request_decision(Artifacts(path.stem))
-    print_releases(chosen, must_exist=recipe is not None)
+    print_releases(chosen, last=last, must_exist=recipe is not None)
 
 
 @app.command()
@@ -236,6 +242,9 @@ def clean(
             "--unfinished", help="Also the newest run of each recipe, which then cannot be resumed or trained longer."
         ),
     ] = False,
+    shared_cache: Annotated[
+        bool, Option("--shared-cache", help="Also DVC's cache outside of the project, if only clones of it use that.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what nothing needs any more, and delete it.
@@ -245,7 +254,7 @@ def clean(
     """
     from flows.clean import delete_unneeded_if_confirmed
 
-    delete_unneeded_if_confirmed(releases=releases, unfinished=unfinished, yes=yes)
+    delete_unneeded_if_confirmed(releases=releases, unfinished=unfinished, yes=yes, shared_cache=shared_cache)
 
 
 app.registered_commands += commands.app.registered_commands

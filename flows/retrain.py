@@ -18,14 +18,22 @@ from prefect.runtime import task_run
 
 from flows.child_process import Logger, fork_modules
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
-from flows.record.recording import RecordTarget, ensure_recordable_before_publish, record_run_after_block
+from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.recording import (
+    RecordTarget,
+    UnrecordedRunError,
+    ensure_recordable_before_publish,
+    record_run_after_block,
+)
 from flows.run import history, logs, pauses, stages
-from flows.run.final_state import final_state, gate_refused_state
+from flows.run.final_state import final_state, gate_refused_state, unrecorded_state
+from flows.run.kept_reports import with_report
+from flows.run.lost_runs import log_runs_without_entry
 from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from flows.run.stops import state_after_signal
 from flows.server import clock
-from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
+from params import EvergreenError, GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
@@ -85,30 +93,38 @@ def retrain(
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    try:
-        with (
-            hold_recipe_lock(artifacts, log),
-            record_run_after_block(artifacts, record, outcomes, log),
-            history.log_run_in_block(artifacts) as run,
-            contextlib.ExitStack() as opened,
-        ):
-            load(artifacts.recipe_path)
-            refuse_to_overtake()
-            if force or stages.any_stale(requested, artifacts.recipe):
-                opened.enter_context(fork_modules())
-                stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)
-            try:
-                run_stages(requested, force=force)
-            except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
-                log.warning("%s", error)
-                run_stages(("evaluate", "publish"), force=True)
-            except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
-                log.warning("%s", error)
-                run_stages(requested, force=force)
-            finally:
-                add_run_page_link(artifacts, renew=not publish)
-    except GateRefusedError as error:
-        return gate_refused_state(artifacts, error)
-    except (KeyboardInterrupt, TerminationSignal) as stop:
-        return state_after_signal(stop)
-    return final_state(artifacts, outcomes)
+    shown: list[str] = []
+    with keep_outside_of_clone(artifacts, record):
+        try:
+            with (
+                hold_recipe_lock(artifacts, log),
+                record_run_after_block(artifacts, record, outcomes, log) as shown,
+                history.log_run_in_block(artifacts) as run,
+                contextlib.ExitStack() as opened,
+            ):
+                load(artifacts.recipe_path)
+                refuse_to_overtake()
+                if record:
+                    log_runs_without_entry(artifacts, log)
+                if force or stages.any_stale(requested, artifacts.recipe):
+                    opened.enter_context(fork_modules())
+                    stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)
+                try:
+                    run_stages(requested, force=force)
+                except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
+                    log.warning("%s", error)
+                    run_stages(("evaluate", "publish"), force=True)
+                except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
+                    log.warning("%s", error)
+                    run_stages(requested, force=force)
+                finally:
+                    add_run_page_link(artifacts, renew=not publish)
+        except GateRefusedError as error:
+            return gate_refused_state(artifacts, error, shown)
+        except UnrecordedRunError as error:
+            return unrecorded_state(artifacts, outcomes, error.cause)
+        except EvergreenError as error:
+            raise with_report(error, artifacts) from error
+        except (KeyboardInterrupt, TerminationSignal) as stop:
+            return state_after_signal(stop)
+        return final_state(artifacts, outcomes, shown)

@@ -23,6 +23,7 @@ from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.printable import discard_output_without_reader, make_stdout_printable
 from params.loading import find_recipe, recipe_names_with_prefix
+from tasks.releases import commands as releases
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage_as_command
 from trainer.reporting import log, signs_of_life
@@ -207,48 +208,36 @@ def fetch_checkpoint(recipe: RecipePath) -> None:
     fetch_last_checkpoint(recipe)
 
 
-@app.command()
-def rollback(
-    tag: Annotated[str, Argument(help="Tag of the release, for example release-0123456789ab.")],
+app.command()(releases.rollback)
+app.command()(releases.reproduce)
+
+
+@app.command("review")
+def review_labels(
+    recipe: RecipePath,
     *,
-    why: Annotated[str, Option(help="The reason; `releases` shows it.")],
-    by: Annotated[str | None, Option(help="Your name. By default the user.name of git.")] = None,
-    recipe: Annotated[
-        Path | None,
-        Option(
-            parser=find_recipe,
-            metavar="RECIPE",
-            help="The recipe that published it. By default the one whose repository has the tag.",
-        ),
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the rows without an answer to a new file, to be filled in.")
     ] = None,
-) -> None:
-    """Publish an older release again, whatever the gate says.
-
-    The files of that release become a new commit, with the reason and your name.
-    """
-    from tasks.releases.commands import roll_back_and_log
-
-    roll_back_and_log(tag, recipe=recipe, by=by, why=why)
-
-
-@app.command()
-def reproduce(
-    target: Annotated[str, Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
-    *,
-    keep: Annotated[bool, Option("--keep", help="Keep the temporary clone.")] = False,
-    chain: Annotated[
-        bool, Option("--chain", help="Train again the release that it started from, too, and so on to the first.")
+    take: Annotated[
+        Path | None, Option(metavar="FILE", help="Add the answers in this file to data.corrections of the recipe.")
+    ] = None,
+    new_labels: Annotated[
+        bool, Option("--new-labels", help="Answers may be labels that no training row has yet.")
     ] = False,
 ) -> None:
-    """Train a release again, and compare the weights.
+    """Show which labels look wrong, or take answers of people.
 
-    Works in a temporary clone of this project. Succeeds if the weights have the same hash.
+    The rows are in runs/<recipe>/review.csv. People fill in its column `corrected_label`.
     """
-    from tasks.hub_client.connection import find_repository_endpoint
-    from tasks.releases.reproduce import reproduce
+    from tasks.evaluation import review_answers
 
-    endpoint = find_repository_endpoint(target.partition("@")[0])
-    reproduce(Path(), target, endpoint=endpoint, keep=keep, chain=chain)
+    if take and out:
+        raise typer.BadParameter("give --out or --take")
+    if take:
+        review_answers.take_answers(recipe, take, may_be_new=new_labels)
+    else:
+        review_answers.print_queue(recipe, out)
 
 
 @app.command("try")

@@ -13,6 +13,7 @@ from params.schema import Launch, Model, Training
 from trainer.loop import arguments
 from trainer.loop.optimizers import known_optimizers, steps_in_backward
 from trainer.model import network
+from trainer.objectives import overrides_method
 from trainer.objectives.bases.objective import Objective
 
 
@@ -50,6 +51,9 @@ def find_continual_conflicts(
         yield Problem(key, what, "set training.global_batch_size to 2 or more")
     if model.start == "best" and training.resume not in {"auto", "never"}:
         yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
+    if model.start == "best" and overrides_method(objective, "set_reference"):
+        what = "the metrics compare with the model that a training starts from, so those of two starts say nothing of each other"
+        yield Problem(("model", "start"), what, "set `start: champion`; the gate compares what comes of it")
     if not training.stay_close:
         return
     wrong = {

@@ -91,7 +91,8 @@ def run_identity(
     for name, path in named.items():
         if path and Path(path).is_dir():
             own = [p for p in Path(path).iterdir() if p.suffix in _OF_MODEL and p.is_file()]
-            own += Path(path).glob("*/*.json")  # such as the pooling of sentence-transformers
+            # such as the pooling of sentence-transformers, and adapters beside the model that they are merged into
+            own += [p for p in Path(path).glob("*/*") if p.suffix in {".json", ".safetensors"}]
             files |= {f"{name} {p.relative_to(path)}": p for p in own}
     hashes = {name: file_sha256(path) for name, path in files.items()}
     return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))

@@ -58,14 +58,14 @@ class Job(Section):
     @classmethod
     def plan_arms(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> list[Job]:
         """Return a job for each model that the training starts from: with `model.start: best` the published one, then the recipe's own."""
-        model = sections["model"]
-        starts = (
-            ["champion", "base"]
-            if read_pinned_start(artifacts, model.start) and model.start == "best"
-            else [model.start]
-        )
-        models = [model.model_copy(update={"start": start}) for start in starts]
-        return [cls.plan(artifacts, launch, {**sections, "model": one}) for one in models]
+        model, training = sections["model"], sections["training"]
+        if model.start != "best" or not read_pinned_start(artifacts, model.start):
+            return [cls.plan(artifacts, launch, sections)]
+        # what holds on to the published model means nothing to a training that does not start from it
+        alone = {"replay": None, "stay_close": None if model.config else training.stay_close}
+        own = model.model_copy(update={"start": "base"}), training.model_copy(update=alone)
+        pairs = [(model.model_copy(update={"start": "champion"}), training), own]
+        return [cls.plan(artifacts, launch, {**sections, "model": one, "training": two}) for one, two in pairs]
 
     @classmethod
     def arms_of(cls, recipe: Recipe, artifacts: Artifacts) -> list[Job]:

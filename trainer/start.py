@@ -38,6 +38,8 @@ class ReleaseReference(pydantic.BaseModel):
     """Tag of the commit, if it has one."""
     weights: str
     """Digest of its weights, see `tasks.digests.weights_digest`."""
+    learned_until: str = ""
+    """Where a training starts from it: the time of the newest row that it has learned from, if its rows had times."""
 
     @property
     def where(self) -> str:

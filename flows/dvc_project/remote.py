@@ -7,6 +7,7 @@ recorded nowhere else is not lost: a worker with the same inputs restores its ou
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,42 @@ _LATER = "run it again when the remote answers: nothing is lost"
 
 def read_default_remote_name() -> str | None:
     """Return the name of the default remote of the project in the working directory; None if none is configured."""
+    name: str | None = _read_configuration()["core"].get("remote")
+    return name
+
+
+def read_cache_folder() -> Path | None:
+    """Return the folder that `cache.dir` gives to DVC's cache, without links; None if that is the project's own."""
+    folder = _read_configuration()["cache"].get("dir")
+    return Path(folder).resolve() if folder else None
+
+
+def _read_configuration() -> Any:
     from dvc.config import Config, ConfigError
 
     try:
-        name: str | None = Config(".dvc")["core"].get("remote")
+        return Config(".dvc")
     except ConfigError as error:
         fix = "correct .dvc/config or .dvc/config.local"
         raise RemoteRefusedError("DVC's configuration", str(error), fix) from None
-    return name
+
+
+@contextlib.contextmanager
+def _errors_of_transfer() -> Iterator[list[BaseException]]:
+    """Collect the error of each object that DVC does not transfer, which it only logs, each with a traceback."""
+    found: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        error = record.exc_info and record.exc_info[1]
+        found.extend([error] if error else [])
+        return not error
+
+    log = logging.getLogger("dvc_data.hashfile.transfer")
+    log.addFilter(collect)
+    try:
+        yield found
+    finally:
+        log.removeFilter(collect)
 
 
 @dataclass(frozen=True)
@@ -163,9 +192,10 @@ class DvcRemote:
         """Copy objects from one store to another; return those that were copied, and those that neither has."""
         lacking: set[Any] = set()
         kept = {"cache_odb": self.repo.cache.local, "validate_status": lambda status: lacking.update(status.missing)}
-        result = self.repo.cloud.transfer(source, target, infos, **kept)
+        with _errors_of_transfer() as errors:
+            result = self.repo.cloud.transfer(source, target, infos, **kept)
         if result.failed:
-            raise OSError(f"{len(result.failed)} of {len(infos)} objects were not transferred, see the log above")
+            raise next(iter(errors), OSError(f"{len(result.failed)} of {len(infos)} objects were not transferred"))
         return result.transferred, lacking
 
     @contextlib.contextmanager

@@ -66,7 +66,7 @@ class RemoteGitBranch:
 
     def read(self, commit: str, path: str) -> bytes | None:
         """Return the content of a file of the project in a commit; None if it is not there."""
-        done = self._git("cat-file", "blob", f"{commit}:{self._folder}{path}")
+        done = self._git("cat-file", "blob", f"{commit}:{self.folder}{path}")
         if done.stdout.startswith(_LFS):
             fix = f"`git lfs untrack {path}`, `git add .gitattributes`, `git add --renormalize {path}`, commit and push"
             raise RecipeError(f"{path} on {self}", "is in git-lfs, where no run can be recorded", fix)
@@ -75,7 +75,7 @@ class RemoteGitBranch:
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:
         """Make a commit of files of the project on top of `parent`, and return it."""
         blobs = {path: self._line("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
-        entries = "".join(f"100644 {blob}\t{self._folder}{path}\0" for path, blob in blobs.items())
+        entries = "".join(f"100644 {blob}\t{self.folder}{path}\0" for path, blob in blobs.items())
         with tempfile.TemporaryDirectory() as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._line("read-tree", parent, environment=index)
@@ -117,8 +117,12 @@ class RemoteGitBranch:
     def _reference(self, kind: str) -> str:
         return f"refs/evergreen/{self.user}/{self.remote}/{kind}/{self.name}"
 
+    def address(self) -> str:
+        """Return the address of the remote as git's configuration has it, with a password if there is one in it."""
+        return self._line("remote", "get-url", self.remote)
+
     @cached_property
-    def _folder(self) -> str:
+    def folder(self) -> str:
         """Where in the repository the working directory is, with a slash at the end; empty for its root."""
         return os.fsdecode(self._git("rev-parse", "--show-prefix", verb="work with").stdout.removesuffix(b"\n"))
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -29,8 +29,11 @@ from params import EvergreenError, RecipeError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
+from tasks.report.timings import read_timings
 from tasks.stages import read_report
+from trainer.runtime.lifetime import hold_file_lock
 
+T = TypeVar("T")
 _LOCK = "dvc.lock"
 _STATUS = {"kept": "kept the champion", "dry-run": "dry run of"}
 _PUSHES = 30  # how often to try while other workers push to the branch
@@ -59,26 +62,44 @@ class RecordTarget(pydantic.BaseModel):
         return RemoteGitBranch(self.remote, self.branch, user=artifacts.recipe)
 
 
+class UnrecordedRunError(Exception):
+    """A run did what it should, and could not be recorded; `cause` says why, and how the run ended."""
+
+    def __init__(self, artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> None:
+        what = f"{cause.what}; the run itself: {_end(artifacts, outcomes, None)}, which is not recorded"
+        self.cause = cause.replace(what=what)
+        super().__init__(str(self.cause))
+
+
 @contextlib.contextmanager
 def record_run_after_block(
     artifacts: Artifacts, to: RecordTarget | None, outcomes: Mapping[str, str], log: Logger
-) -> Iterator[None]:
+) -> Iterator[list[str]]:
     """Record the run in the block, however it ends. If the run fails, its own error stays the error.
 
-    The block fills in `outcomes`, what became of each stage that has ended.
+    The block fills in `outcomes`, what became of each stage that has ended. The list that it gets then has the command that shows
+    the recorded report, if there is one.
+
+    Raises:
+        UnrecordedRunError: the run did not fail, but could not be recorded.
     """
+    shown: list[str] = []
     try:
-        yield
+        yield shown
     except BaseException as error:
         if to:
             waits_s = _WAITS_S if isinstance(error, Exception) else ()  # who is being stopped has no time
             try:
-                record_run_on_branch(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+                command = record_run_on_branch(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+                shown += filter(None, [command])
             except (EvergreenError, OSError) as failure:
                 log.error("the run was not recorded: %s", failure)  # noqa: TRY400  # it says all
         raise
     if to:
-        record_run_on_branch(artifacts, to, log, outcomes)
+        try:
+            shown += filter(None, [record_run_on_branch(artifacts, to, log, outcomes)])
+        except EvergreenError as failure:
+            raise UnrecordedRunError(artifacts, outcomes, failure) from failure
 
 
 def ensure_recordable_before_publish(
@@ -112,8 +133,11 @@ def record_run_on_branch(
     *,
     error: BaseException | None = None,
     waits_s: Sequence[float] = _WAITS_S,
-) -> None:
+) -> str | None:
     """Send what the recipe's stages have made to the DVC remote, then commit the record of it to a branch.
+
+    Returns:
+        A command that shows the report in the commit; None if the commit has none, or the branch has the run already.
 
     Raises:
         RemoteRefusedError: a remote refuses, and would again; the work stays here for the next run.
@@ -123,10 +147,11 @@ def record_run_on_branch(
     """
     message = compose_commit_message(artifacts, outcomes, error)
     recorder = _Recorder(artifacts, to.git_branch(artifacts), log)
-    _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    commit = _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    return commit and f"git fetch {to.remote} && git show {commit}:./{artifacts.recorded_page} > report.html"
 
 
-def _patiently(work: Callable[[], None], what: str, log: Logger, waits_s: Sequence[float]) -> None:
+def _patiently(work: Callable[[], T], what: str, log: Logger, waits_s: Sequence[float]) -> T:
     for wait_s in waits_s:
         try:
             return work()
@@ -151,14 +176,17 @@ class _Recorder:
         written = (run.resolved_recipe, run.blessing, run.receipt, run.report("evaluate"))
         return [*map(str, written), *update.find_dvc_files_to_refresh(run.recipe)]
 
-    def record(self, message: str) -> None:
+    def record(self, message: str) -> str | None:
+        """Record the run, and return the commit that has its report; None if the branch has the run."""
         logs, is_sent = self.keep_logs(), False
+        page = _render_report(self.artifacts)
         for attempt in range(_PUSHES):
             head = commit = self.branch.fetch()
             if files := self.new_files(logs, head):
                 if _LOCK in files and not is_sent:
                     self.send_objects()  # first: a commit names no object that the remote lacks
                     is_sent = True
+                files |= {str(self.artifacts.recorded_page): page} if page else {}
                 commit = self.branch.commit(head, files, message)
                 try:
                     self.branch.push(commit)
@@ -166,12 +194,11 @@ class _Recorder:
                     self.log.info("%s has moved meanwhile: %s", self.branch, error)
                     time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
                     continue
-            # So that it is not taken for new when another worker has recorded more.
-            shutil.rmtree(self.artifacts.unrecorded, ignore_errors=True)
+            self.forget_recorded_lines(logs)
             if self.is_in(self.state(_read, where=_LOCK), commit):
                 self.branch.remember(commit)
             self.log.info("recorded on %s: %s" if files else "%s has this run: %s", self.branch, commit)
-            return
+            return commit if files and page else None
         what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
         raise TransientError(str(self.branch), what, "run it again when fewer workers push to it: the work is kept")
 
@@ -186,12 +213,29 @@ class _Recorder:
     def keep_logs(self) -> dict[str, bytes]:
         """Return the logs, with the lines of runs that were not recorded; keep all where `git reset` does not reach them."""
         logs = {}
-        for path in self.artifacts.logs:
-            kept = self.artifacts.unrecorded / path.name
-            logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
-            if lines:
-                write_text_atomically(kept, lines.decode(errors="replace"))
+        with self.logs_held():
+            for path in self.artifacts.logs:
+                kept = self.artifacts.unrecorded / path.name
+                logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
+                if lines:
+                    write_text_atomically(kept, lines.decode(errors="replace"))
         return logs
+
+    def forget_recorded_lines(self, logs: Mapping[str, bytes]) -> None:
+        """Forget the kept lines that a commit has, so that they are not taken for new when another worker has recorded more."""
+        with self.logs_held():
+            for path, recorded in logs.items():
+                kept = self.artifacts.unrecorded / Path(path).name
+                if left := _merge_lines(recorded, _read(str(kept)) or b"").removeprefix(recorded).lstrip(b"\n"):
+                    write_text_atomically(kept, left.decode(errors="replace"))  # of a run in another clone
+                else:
+                    kept.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.artifacts.unrecorded.rmdir()
+
+    def logs_held(self) -> AbstractContextManager[None]:
+        """Hold the lock of the logs, which runs in several clones may share."""
+        return hold_file_lock(self.artifacts.log_lock, f"a write to the logs of {self.artifacts.recipe}", wait_s=30.0)
 
     def new_files(self, logs: Mapping[str, bytes], head: str) -> dict[str, bytes]:
         """Return the files of the project that the commit `head` lacks, with their content there to be."""
@@ -217,6 +261,17 @@ class _Recorder:
         """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
         recorded = lock_file.parse_recipe_stages((read(_LOCK) or b"").decode(), self.artifacts.recipe, where=where)
         return {_LOCK: recorded, **{path: read(path) for path in self.paths}}
+
+
+def _render_report(artifacts: Artifacts) -> bytes | None:
+    """Return the run's report without rows of the data, which nobody could take out of git again; None if it has none."""
+    if not artifacts.page.exists():  # no stage has ended here
+        return None
+    from tasks.report.page import render_report_page
+
+    with contextlib.suppress(EvergreenError, OSError):
+        return render_report_page(artifacts, timings=read_timings(artifacts), quote_rows=False).encode()
+    return None
 
 
 def _merge_lines(theirs: bytes, ours: bytes) -> bytes:

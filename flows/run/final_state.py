@@ -8,10 +8,10 @@ imported late: its import takes longer than all else here.
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flows.run.kept_reports import report_line
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
@@ -29,26 +29,39 @@ PROPOSED: Final = "Proposed"  # the release waits for approval
 REJECTED: Final = "Rejected"  # somebody closed the proposal of the release
 REFUSED: Final = "Refused"
 NOTHING_NEW: Final = "Nothing new"
+NOT_RECORDED: Final = "Not recorded"  # it ended well, and a published model is out
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)
 """The states of a run that did what it should; plain `Completed` after a dry run, and after an evaluation only."""
 _BY_STATUS: Final = {"published": PUBLISHED, "kept": KEPT, "proposed": PROPOSED, "rejected": REJECTED}
 """By the status of the receipt."""
 
 
-def gate_refused_state(artifacts: Artifacts, error: GateRefusedError) -> State[Any]:
-    """Return the state of a run that the gate's refusal ended."""
+def gate_refused_state(artifacts: Artifacts, error: GateRefusedError, shown: Sequence[str] = ()) -> State[Any]:
+    """Return the state of a run that the gate's refusal ended; `shown` as for `final_state`."""
     from prefect.states import Failed
 
-    lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons)
+    lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons) + _shown(shown)
     return Failed(name=REFUSED, message="\n".join(lines), data=error)
 
 
-def final_state(artifacts: Artifacts, outcomes: Mapping[str, str]) -> State[Any]:
-    """Return the state of a run whose stages ended with `outcomes`."""
+def unrecorded_state(artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> State[Any]:
+    """Return the state of a run that did what it should, and that no branch knows because of `cause`."""
+    from prefect.states import Failed
+
+    name, message = name_and_message(artifacts, outcomes)
+    return Failed(name=NOT_RECORDED, message=f"{name or 'Completed'}, but not recorded: {cause}\n{message}", data=cause)
+
+
+def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], shown: Sequence[str] = ()) -> State[Any]:
+    """Return the state of a run whose stages ended with `outcomes`; `shown`: commands that show its recorded report."""
     from prefect.states import Completed
 
     name, message = name_and_message(artifacts, outcomes)
-    return Completed(name=name, message=message, data=dict(outcomes))
+    return Completed(name=name, message="\n".join([message, *_shown(shown)]), data=dict(outcomes))
+
+
+def _shown(commands: Sequence[str]) -> list[str]:
+    return [f"report without rows of the data: {command}" for command in commands]
 
 
 def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple[str | None, str]:
@@ -113,8 +126,8 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
             else f" {release_or_pull_request_url(receipt)}"
         )
         lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
-    if artifacts.page.exists():
-        lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")
+    if report := report_line(artifacts):
+        lines.append(report)
     return lines
 
 

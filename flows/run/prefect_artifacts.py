@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
 
 from flows.run.final_state import release_or_pull_request_url
+from flows.run.kept_reports import keep_report, report_to_open
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
 from tasks.hub_client.receipt import Receipt
@@ -60,8 +62,9 @@ def add_run_page_link(artifacts: Artifacts, *, renew: bool) -> None:
         from tasks.report.page import write_run_report_page
 
         write_run_report_page(artifacts)
-    if artifacts.page.exists():
-        link, key = artifacts.page.resolve().as_uri(), _artifact_key("report", artifacts)
+    keep_report(artifacts, flow_run.id)
+    if page := report_to_open(artifacts):
+        link, key = page.resolve().as_uri(), _artifact_key("report", artifacts)
         create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, lineage")
 
 

@@ -62,7 +62,7 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
 
 def outcomes_if_all_unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
-    if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
+    if any(artifacts.unfinished_runs.glob("*.json")):  # the last run was killed, which the flow logs
         return {}
     try:
         with hold_recipe_lock(artifacts, logger):

@@ -9,6 +9,7 @@ which each of its answers has in the header Date (RFC 9110, section 6.6.1).
 from __future__ import annotations
 
 import ssl
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -23,13 +24,15 @@ from tasks.report.formatting import format_duration
 
 HEARTBEAT: Final = "prefect.flow-run.heartbeat"
 _ANSWER_S: Final = 5.0
+_KNOWN_S: Final = 30.0
+"""How long an answer holds: the start of a run needs the time several times within seconds, and heartbeats come every minute."""
 _LEFT_OUT: Final = timedelta(seconds=0.5)
 """What the header, which has whole seconds, leaves out on average."""
 _EXACT: Final = timedelta(seconds=2)
 """Smaller differences are not corrected: the header has whole seconds, and an answer takes a moment."""
 _REMARKABLE: Final = timedelta(seconds=30)
 """Larger differences are worth a warning."""
-_last_known = timedelta()
+_last_known, _until_s = timedelta(), 0.0
 
 
 def clock_difference() -> timedelta:
@@ -37,10 +40,11 @@ def clock_difference() -> timedelta:
 
     While the server does not answer, it is the last one known, at first none.
     """
-    global _last_known  # noqa: PLW0603  # of this process, like the clock
+    global _last_known, _until_s  # noqa: PLW0603  # of this process, like the clock
     api = get_current_settings().api
-    if not api.url:
+    if not api.url or time.monotonic() < _until_s:
         return _last_known
+    _until_s = time.monotonic() + _KNOWN_S
     try:
         trusted = ssl.create_default_context(cafile=api.ssl_cert_file) if api.ssl_cert_file else True
         asked = datetime.now(UTC)

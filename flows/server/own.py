@@ -32,6 +32,9 @@ _STARTUP_S = 900.0
 """How long a server may take to answer: on a busy machine, the first one of a user took minutes to make its database."""
 _SLOW_S = 30.0
 """After so long, whoever waits is told."""
+_SETTINGS = {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_UI_ENABLED": "0"}
+_SETTINGS |= {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0", "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"}
+"""No background services, no pages, and no types of blocks, which no run uses: to register them takes a second."""
 
 
 class OwnPrefectServer:
@@ -51,7 +54,7 @@ class OwnPrefectServer:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._password = password.generate_credentials()
         with log_file.open("wb") as log:
-            own = {password.SERVER: self._password}
+            own = {password.SERVER: self._password, **_SETTINGS}
             self.process = child_process.start_python_module("flows.server.own", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
         atexit.register(stop_process_group, self.process, 0)
@@ -106,15 +109,14 @@ def is_own_server_needed() -> bool:
 
 
 def _serve(port: int) -> None:
-    """Run a server without background services and pages, on a database of its own."""
+    """Run a server on a database of its own."""
     reduce_garbage_collection()
     import uvicorn
-    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, PREFECT_SERVER_UI_ENABLED, temporary_settings
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-    os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
     with _free_database(_databases()) as database:
         url = f"sqlite+aiosqlite:///{database}"
-        with temporary_settings({PREFECT_SERVER_UI_ENABLED: False, PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
+        with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
             app = "prefect.server.api.server:create_app"
             uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
 

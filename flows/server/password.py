@@ -43,9 +43,8 @@ def add_password_to_dotenv() -> bool:
         fix = f"add `{lacks}=` with the value of {has} to it, or delete the line of {has} and call this again for a new password"
         raise EvergreenError(str(FILE), f"has a value of {has}, but none of {lacks}: {without}", fix)
     password, file = generate_credentials(), Path(os.path.realpath(FILE))
-    partial = file.with_name(
-        f"{file.name}.part"
-    )  # a new file: whoever has opened the old one does not see the password
+    # a new file: whoever has opened the old one does not see the password
+    partial = file.with_name(f"{file.name}.part")
     try:
         before = file.read_bytes() if file.exists() else b""
         partial.unlink(missing_ok=True)

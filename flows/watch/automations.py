@@ -46,8 +46,9 @@ from tasks.report.formatting import format_duration
 
 T = TypeVar("T")
 FLOW: Final = "retrain"  # the flow whose runs are reported
-KINDS: Final = ("crashed", "failed", "refused", "published", "proposed", "stuck", "late")
-ENDS: Final = (*final_state.SUCCESSES, final_state.REFUSED, "Failed", "TimedOut", "Crashed", "Cancelled")
+KINDS: Final = ("crashed", "failed", "refused", "unrecorded", "published", "proposed", "stuck", "late")
+_OTHER_ENDS: Final = (final_state.REFUSED, final_state.NOT_RECORDED, "Failed", "TimedOut", "Crashed", "Cancelled")
+ENDS: Final = (*final_state.SUCCESSES, *_OTHER_ENDS)
 """All states in which a run of the flow can end."""
 _TAG: Final = "evergreen-watch"  # the tag of the automations that `evergreen watch` makes, replaces and removes
 _DATES: Final = 1000  # how many coming dates of a schedule are looked at: the most that Prefect computes
@@ -117,9 +118,9 @@ def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
         deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
         _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
+        delete_unused_blocks(client, found)
     if warning := clock_warning():
         print(warning)
-        delete_unused_blocks(client, found)
     if answers_without_password():
         where = url_origin(get_current_settings().api.url or "")
         print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from params.foundation.errors import EvergreenError, StorageError
 
@@ -21,12 +21,15 @@ CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, 
 SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
-MAX_PROFILE_BYTES = 32 << 20  # a profile takes less than half of them
+KNOWN_ROWS = "evergreen-known-rows.dat"  # a part of the hash of each of these rows
+MAX_BYTES = {PROFILE: 32 << 20, KNOWN_ROWS: 256 << 20}  # twice what a profile takes, and some ninety million rows
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 TIMES = "evergreen.times"
 """The same, of the `column` with the time of each row, the `newest` one, and by what the rows are `split`."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+KEPT_FOLDER: Final = "EVERGREEN_KEPT_FOLDER"
+"""Environment variable with the folder of `Artifacts.kept`, which the flow sets for the stages of a recorded run."""
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 
@@ -73,18 +76,20 @@ class Artifacts:
         """Everything of this recipe that DVC does not track."""
         return self.root / ".scratch" / self.recipe
 
+    @property
+    def kept(self) -> Path:
+        """What must outlive the project's folder, if that is a clone for one run (`KEPT_FOLDER`); else the same as `scratch`."""
+        outside = os.environ.get(KEPT_FOLDER) if self.root == Path() else None
+        return Path(outside, self.recipe) if outside else self.scratch
+
     checkpoints = _Below("scratch", "checkpoints")  # folders of unfinished runs, one for each key of a run
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
-    features = _Below(
-        "scratch", "features"
-    )  # what the untrained model makes of train rows, for the next review of labels
-    finished_run = _Below(
-        "scratch", "finished-run"
-    )  # what a longer run goes on from: the last finished run, by its key
+    features = _Below("scratch", "features")  # what the untrained model makes of train rows, for reviews of labels
+    finished_run = _Below("scratch", "finished-run")  # the last finished run, by its key: a longer one goes on from it
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
-    log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
+    log_lock = _Below("kept", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other
     mirror = _Below("scratch", "mirror")  # checkpoints that wait for their upload to a Hub, by key of a run
     mirror_lock = _Below("scratch", "mirror.lock")  # held by the process that uploads checkpoints
@@ -97,18 +102,17 @@ class Artifacts:
     succeeded = _Below("scratch", "succeeded")  # written when a run of the flow succeeds, even if it had nothing to do
     timings = _Below("scratch", "timings")  # what each stage took, `<stage>.json`
     train_lock = _Below("scratch", "train.lock")  # held by the train stage, and by what writes checkpoints for it
-    unfinished_run = _Below("scratch", "unfinished-run.json")  # the log's entry if the run of the flow were killed now
-    unrecorded = _Below("scratch", "unrecorded")  # the logs, with lines that no branch may have yet and no reset takes
+    unfinished_runs = _Below("kept", "unfinished-runs")  # `<run id>.json`: the log's entry if that run were killed now
+    unrecorded = _Below("kept", "unrecorded")  # the logs, with lines that no branch may have yet and no reset takes
     validation_keys = _Below("scratch", "validation-keys")  # hashes of rows while validate looks for equal ones
     verify_resume = _Below("scratch", "verify-resume")  # the runs that `verify-resume` compares
     verify_resume_lock = _Below("scratch", "verify-resume.lock")  # held by `verify-resume`
+    reports = _Below("kept", "reports")  # where a clone is deleted: the reports of runs, a folder for each
     resolved_recipe = _Below("run", "recipe.yaml")  # resolve: the recipe with all of its values, whose keys DVC watches
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
-    known_rows = _Below(
-        "validated", "evergreen-known-rows.dat"
-    )  # validate: lets a later run tell new rows from known ones
+    known_rows = _Below("validated", KNOWN_ROWS)  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
@@ -121,6 +125,7 @@ class Artifacts:
     blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
     review = _Below("run", "review.csv")  # evaluate: rows whose labels people should look at
     page = _Below("run", "report.html")  # the report of the whole run, one HTML page
+    recorded_page = _Below("run", "recorded-report.html")  # the same without rows of the data, in recorded commits only
     receipt = _Below("run", "release/receipt.json")  # publish: what was published where
     release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
     run_log = _Below("run", "runs.jsonl")  # every run of the flow that did something; only git has it
@@ -240,11 +245,16 @@ def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error.
 
     safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
-    they change these words.
+    they change these words. `shutil.Error`, of a folder that is copied, lists what each file's error said.
     """
     from_rust = re.search(r"\(os error (\d+)\)", str(error))
     from_torch = re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error", str(error))
-    number = error.errno if isinstance(error, OSError) else from_rust and int(from_rust[1])
+    number = from_rust and int(from_rust[1])
+    if isinstance(error, shutil.Error):
+        said = re.findall(r"\[Errno (\d+)\]", str(error))
+        number = next((found for found in map(int, said) if found in _STORAGE), None)
+    elif isinstance(error, OSError):
+        number = error.errno
     if number in _STORAGE:
         reason = os.strerror(number)
     elif isinstance(error, RuntimeError) and from_torch:

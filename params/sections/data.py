@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, PositiveFloat
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic import model_validator as validate_model
 
 from params.sections.base import (
@@ -67,6 +67,13 @@ def _check_filter(value: object) -> dict[str, list[Any]] | str:
     raise conflict_error(f"{value!r} is no filter of rows", fix)
 
 
+def _check_new_columns(value: dict[str, str]) -> dict[str, str]:
+    """Refuse names that rows have of their own."""
+    if reserved := sorted({"", "row_id", "_row"} & value.keys()):
+        raise conflict_error(f"no column can be called {reserved[0]!r}", "choose another name")
+    return value
+
+
 Span = Annotated[str, PlainValidator(_check_span)]
 """A span of time: hours, days or weeks, such as 12h, 7d or 4w."""
 ShareOrSpan = Annotated[float | str, PlainValidator(_check_share_or_span)]
@@ -75,7 +82,7 @@ ShareOrSpan = Annotated[float | str, PlainValidator(_check_share_or_span)]
 class ChosenRows(Section):
     """Which rows of a source are taken, and what their columns are called; all of it can be left out."""
 
-    columns: dict[str, str] = {}
+    columns: Annotated[dict[str, str], AfterValidator(_check_new_columns)] = {}
     """Columns that the source calls otherwise: `{text: body}`; or a template of its columns, `{text: "{title}\\n{body}"}`. The others
     keep their names."""
     where: Annotated[dict[str, list[Any]] | str, PlainValidator(_check_filter)] = {}
@@ -83,9 +90,9 @@ class ChosenRows(Section):
     returns true, `package.module:name`."""
     max_rows: PositiveInt | None = None
     """Take at most so many rows: those with the smallest hashes of their content, so most stay the same as rows come."""
-    weight: PositiveFloat = 1.0
-    """With several sources: how often an epoch learns from each row. With 0.25, an epoch has a quarter of them, the next one the next
-    quarter."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """With several sources: how often an epoch learns from each row. With 0.25, an epoch has a quarter of them, at least one, the next
+    one the next quarter."""
     splits: list[SplitName] | None = None
     """With several sources: the splits that the rows may go to. Default: all."""
 
@@ -244,8 +251,8 @@ class Data(Section):
 
     @property
     def row_sources(self) -> dict[str, Source]:
-        """The sources of rows by their keys below `data`: `source`, or for example `sources.feedback`."""
-        several = {f"sources.{name}": source for name, source in (self.sources or {}).items()}
+        """The sources of rows by their keys below `data`, in the order of their names: `source`, or for example `sources.feedback`."""
+        several = {f"sources.{name}": source for name, source in sorted((self.sources or {}).items())}
         return several or ({"source": self.source} if self.source else {})
 
     @property
@@ -296,4 +303,8 @@ class Data(Section):
                 what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
                 yield what, "give all files as `train`, or remove `by: time`"
             if self.split.stratify and own != key and "train" not in own:
-                yield f"`split.stratify` moves rows to train, where `{key}` may have none", "remove one of the two"
+                what = f"`split.stratify` moves rows to train, where `{key}` may have none"
+                yield what, f"remove `split.stratify`, or let the `splits` of `{key}` have train"
+        for split in ("train", "validation", "test"):
+            if all(source.splits and split not in source.splits for source in self.row_sources.values()):
+                yield f"no source may feed the {split} split", "add it to the `splits` of one of them"

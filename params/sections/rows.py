@@ -65,6 +65,10 @@ class Validation(Section):
     """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys. Without
     it, `report`, and releases to public repositories carry no profile of the rows to compare with."""
 
+    def releases_profile(self, *, private: bool) -> bool:
+        """Whether a release may have the profile of its rows: one that everybody reads only if the recipe asks for it."""
+        return private or "drift" in self.model_fields_set
+
 
 class TrainTokenizer(Section):
     """A byte-level BPE tokenizer, trained on the train split."""

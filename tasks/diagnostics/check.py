@@ -7,7 +7,6 @@ for their columns.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import importlib.util
 import inspect
@@ -26,12 +25,9 @@ from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
-from params.schema import Launch, ObjectiveChoice, Publish, Training
-from params.sections.data import RowsFromFiles
+from params.schema import Launch, ObjectiveChoice, Training
 from params.sections.evaluation import Evaluation
-from params.sections.rows import Validation
 from tasks.diagnostics import model_checks, source_checks
-from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
 from trainer.checkpoints.sealed import newest_checkpoint_step
@@ -39,10 +35,11 @@ from trainer.conflicts import find_training_conflicts
 from trainer.identity import deciding_keys, find_unwatched_code, recipe_identity
 from trainer.job import SECTIONS
 from trainer.loop import extensions
-from trainer.loop.batch import micro_batch_and_accumulation, total_steps
+from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
@@ -70,7 +67,13 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
     wait_for_errors = config_check.start_transformers_settings_check(config, chosen)
     known = {**sections, "sections": sections, "document": document}
-    for find_problems in _CHECKS:
+
+    def build(objective: ObjectiveChoice) -> list[Problem]:
+        if not (found := objectives.find_option_problems(objective)):
+            known["method"] = sections["method"] = objectives.build_objective(objective)
+        return found
+
+    for find_problems in (build, *_CHECKS):
         names = inspect.signature(find_problems).parameters
         if all(name in known for name in names):
             problems += _in_time(find_problems, *(known[name] for name in names))
@@ -114,31 +117,6 @@ def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object
     return problems
 
 
-def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoice) -> tuple[()]:
-    """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
-    rows, warmup = 0, int(training.warmup_steps)
-    if warmup < 1:
-        return ()
-    if not training.max_steps:
-        if (
-            not isinstance(data.source, RowsFromFiles)
-            or data.split.by == "time"
-            or objectives.find_option_problems(objective)
-        ):
-            return ()
-        advice = objectives.import_objective_class(objective.name).advice
-        if isinstance(advice, str) or advice.reads_running_text:
-            return ()  # a row may give several sequences
-        with contextlib.suppress(EvergreenError, OSError):
-            rows = sum(index.rows for index in open_source(data.source).indexes("train") or ())
-        for split in ("validation", "test"):
-            rows -= 0 if split in data.source.patterns else int(rows * getattr(data.split, split))
-    if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
-        what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
-        logger.warning(what, warmup, steps)
-    return ()
-
-
 def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
     """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
     if not {"seed", "objective", "model", "training", "evaluation"} <= sections.keys():
@@ -166,7 +144,9 @@ def _expectation_problems(validation: Any) -> Iterator[Problem]:
             yield Problem(key, f"there is no expectation {expectation.type!r}", _closest(expectation.type, known))
 
 
-def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+def _metric_problems(
+    training: Training, objective: ObjectiveChoice, evaluation: Evaluation, sections: dict[str, Any]
+) -> Iterator[Problem]:
     own = evaluation.metrics
     if own:
         for name, call, values in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
@@ -176,11 +156,9 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
                 )
     if objective.name not in objectives.objective_names():
         return
-    known = list(objectives.import_objective_class(objective.name).metrics)
-    if not objectives.find_option_problems(objective):
-        built = objectives.build_objective(objective)
-        known = list(built.metrics)  # its options may decide which
-        yield from extensions.find_extension_problems(training, built.trainer_class)
+    method: Objective[Any] | None = sections.get("method")
+    known = [*(method or objectives.import_objective_class(objective.name)).metrics]  # its options may decide which
+    yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)
@@ -191,7 +169,7 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
         yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
 
 
-def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections: dict[str, Any]) -> Iterator[Problem]:
     """Find metrics that the gate needs but that do not exist or cannot be compared, and slices that cannot be computed."""
     for i, slice_by in enumerate(evaluation.slices):
         if slice_by.function:
@@ -199,7 +177,8 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
             yield from _error(("evaluation", "slices", i), import_with_arguments, slice_by.function, name, 1)
     if objective.name not in objectives.objective_names():
         return
-    found, gate = objectives.import_objective_class(objective.name), evaluation.gate
+    cls, gate = objectives.import_objective_class(objective.name), evaluation.gate
+    found = sections.get("method") or cls
     resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
     required = [(("floors", name), known) for name in gate.floors]
@@ -214,7 +193,7 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
         what = f"a slice has no {name}: it needs the rows of all labels"
         yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {found.slice_metrics[name]}")
     unknown = ClassifierObjective.label_counts
-    if gate.label_floors and getattr(found, "label_counts", unknown) is unknown:
+    if gate.label_floors and getattr(cls, "label_counts", unknown) is unknown:
         what = f"{objective.name} has no results by label"
         yield Problem(("evaluation", "gate", "label_floors"), what, "remove this key, or use `floors`")
     if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
@@ -247,27 +226,12 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     yield from _error(("publish", "endpoint"), require_token)
 
 
-def _age_problems(validation: Validation, evaluation: Evaluation, publish: Publish) -> Iterator[Problem]:
-    """Find a margin of known rows that can never be judged: releases would lack the profile that tells known rows from new ones."""
-    key, fix = ("evaluation", "gate", "known_margin"), "set `validation.drift: report`, or remove this key"
-    if evaluation.gate.known_margin is None:
-        return
-    if validation.drift.on_drift == "off":
-        yield Problem(key, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
-    elif not publish.private and "drift" not in validation.model_fields_set:
-        yield Problem(
-            key, "needs the profile of the rows, which a public release has only with `validation.drift`", fix
-        )
-
-
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
-    choice: ObjectiveChoice | None = sections.get("objective")
-    objective = objectives.build_objective(choice) if choice and not objectives.find_option_problems(choice) else None
-    for remark in objective.remarks(sections["model"]) if objective and "model" in sections else ():
+    method: Objective[Any] | None = sections.get("method")
+    for remark in method.remarks(sections["model"]) if method and "model" in sections else ():
         logger.info("check: %s", remark)
-    return find_training_conflicts(
-        objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")}
-    )
+    others = {name: sections.get(name) for name in ("model", "training", "launch")}
+    return find_training_conflicts(objective=method, **others)
 
 
 def _secret_problems(document: Document) -> list[Problem]:
@@ -324,14 +288,13 @@ def _closest(name: str, known: list[str]) -> str:
 
 
 _CHECKS: list[Callable[..., Iterable[Problem]]] = [
-    lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     source_checks.find_missing_columns,
     source_checks.find_corpus_problems,
     source_checks.find_correction_problems,
     source_checks.find_suite_problems,
     source_checks.find_weight_problems,
     source_checks.warn_of_torn_groups,
-    _warn_of_long_warmup,
+    source_checks.warn_of_long_warmup,
     _tell_of_run_of_other_length,
     _expectation_problems,
     model_checks.find_position_limit_problem,
@@ -343,12 +306,14 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _gate_problems,
     _launch_problems,
     _publish_problems,
-    _age_problems,
+    model_checks.find_rows_that_no_release_names,
     model_checks.find_adapter_publishing_problems,
     model_checks.find_unusable_start_models,
-    model_checks.find_unusable_further_models,
+    lambda method: method.find_model_problems(),
     _conflict_problems,
     _dvc_problems,
     _secret_problems,
 ]
-"""Checks; the names of their parameters are those of the sections that they need to be valid, or `sections` for those that are."""
+"""Checks; the names of their parameters are those of the sections that they need to be valid, `method` for the objective, built, or
+`sections` for all of these that there are.
+"""

@@ -15,13 +15,15 @@ from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
 from params.loading import Key
-from params.schema import Model, ObjectiveChoice, Publish
+from params.schema import Model, ObjectiveChoice, Publish, Training
 from params.sections.base import repo_id_problem
-from params.sections.rows import PretrainedTokenizer, Tokenization
+from params.sections.evaluation import Evaluation
+from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
-from trainer import objectives
+from trainer.model.adapters import CONFIG as ADAPTER_CONFIG
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
+from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
@@ -72,12 +74,6 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
             yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
-def find_unusable_further_models(objective: ObjectiveChoice) -> Iterator[Problem]:
-    """Find models that the objective cannot read beside the one that is trained; may ask a Hub."""
-    if not objectives.find_option_problems(objective):
-        yield from objectives.build_objective(objective).find_model_problems()
-
-
 def _warn_if_unpublished(path: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report
@@ -98,9 +94,7 @@ def find_unwatched_models(
 
     One that it starts from is its `base`. Others are read where its own code is, and so may be its `code`, too.
     """
-    choice, further = sections.get("objective"), dict[Key, str]()
-    if choice and not objectives.find_option_problems(choice):
-        further = dict(objectives.build_objective(choice).models())
+    further: dict[Key, str] = dict(sections["method"].models()) if "method" in sections else {}
     for path, key in {path: key for key, path in (further | _starts(sections)).items()}.items():
         folder = (root / path).resolve()
         if folder.is_relative_to((root / "runs" / name).resolve()):
@@ -121,12 +115,8 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     """Find a length in tokens that a model has no positions for. Of one on a Hub, only if the configuration is here already."""
     config = _read_config(model)
     stated = config.get("max_position_embeddings", config.get("n_positions", _USUAL_POSITIONS))
-    # RoBERTa and its kin count positions from behind the padding token
-    if (
-        not config
-        or not isinstance(stated, int)
-        or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
-    ):
+    padding = config.get("pad_token_id") or 0  # from behind which RoBERTa and its kin count positions
+    if not config or not isinstance(stated, int) or tokenization.max_length < stated - 2 - padding:
         return
     from trainer.objectives.bases.position_limits import find_position_limits
 
@@ -140,46 +130,37 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}{see_limits('tokenization')}")
 
 
-def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+def find_lora_problem(model: Model, method: Objective[Any]) -> Iterator[Problem]:
     """Find layers that cannot have the adapters that they are to have. No weights are made."""
     config = _read_config(model)
     if not config or model.lora is None:
         return
     unhide_package("peft")
     try:
-        built = objectives.build_objective(objective)
         with torch.device("meta"):
-            network = built.model_class().from_config(
-                transformers.AutoConfig.for_model(**config), trust_remote_code=False
-            )
-            add_lora_adapters(network, model.lora, built, [])
+            full = transformers.AutoConfig.for_model(**config)
+            network = method.model_class().from_config(full, trust_remote_code=False)
+            add_lora_adapters(network, model.lora, method, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
     except (EvergreenError, ValueError, TypeError, KeyError, AttributeError):  # which another check says
         return
 
 
-def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+def find_unfit_model_problem(model: Model, objective: ObjectiveChoice, method: Objective[Any]) -> Iterator[Problem]:
     """Find a type of models whose releases publish would refuse with this objective."""
     kind = str(_read_config(model).get("model_type"))
-    if objectives.find_option_problems(objective):  # which another check says
-        return
-    if reason := objectives.build_objective(objective).unfit_model_types.get(kind):
+    if reason := method.unfit_model_types.get(kind):
         what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
-        yield Problem(
-            ("model", "config" if model.config else "pretrained"), what, "use a model of another type, such as bert"
-        )
+        key = "config" if model.config else "pretrained"
+        yield Problem(("model", key), what, "use a model of another type, such as bert")
 
 
-def find_unmarked_ends_of_texts(
-    model: Model, tokenization: Tokenization, objective: ObjectiveChoice
-) -> Iterator[Problem]:
+def find_unmarked_ends_of_texts(model: Model, tokenization: Tokenization, method: Objective[Any]) -> Iterator[Problem]:
     """Find a tokenizer that does not mark the ends of texts, where the model's head reads them. Of one on a Hub, training finds it."""
     config, choice = _read_config(model), tokenization.tokenizer
-    if config.get("model_type") not in READ_AT_END_OF_TEXT or objectives.find_option_problems(objective):
-        return
-    built = objectives.build_objective(objective)
-    if getattr(built, "auto_class", "") != "AutoModelForSequenceClassification":
+    is_read_there = config.get("model_type") in READ_AT_END_OF_TEXT
+    if not is_read_there or getattr(method, "auto_class", "") != "AutoModelForSequenceClassification":
         return
     # without a model, the token is that of the tokenizer to come
     end = None if model.config else transformers.AutoConfig.for_model(**config).eos_token_id
@@ -187,13 +168,13 @@ def find_unmarked_ends_of_texts(
     if isinstance(choice, PretrainedTokenizer):
         if not Path(choice.path).is_dir():
             return
-        texts = {name: [name] if kind == "labels" else name for name, kind in built.columns().items()}
-        numbers = [name for name, kind in built.columns().items() if kind == "number"]
+        texts = {name: [name] if kind == "labels" else name for name, kind in method.columns().items()}
+        numbers = [name for name, kind in method.columns().items() if kind == "number"]
         try:
             tokenizer = train_or_load_tokenizer(tokenization, ())
-            built.prepare_tokenizer(tokenizer)
+            method.prepare_tokenizer(tokenizer)
             rows = [{"row_id": i, **texts, **dict.fromkeys(numbers, float(i))} for i in range(2)]
-            encoded = built.encode(rows, tokenizer, tokenization.max_length, built.collect_state(rows))
+            encoded = method.encode(rows, tokenizer, tokenization.max_length, method.collect_state(rows))
             ids = encoded[0].examples[0]["input_ids"]
             end, padding = tokenizer.eos_token_id if end is None else end, tokenizer.pad_token_id
         except (EvergreenError, ValueError, TypeError, KeyError, IndexError):  # which another check says
@@ -210,9 +191,8 @@ def find_generation_problem(model: Model) -> Iterator[Problem]:
     from trainer.model.use_settings import repair_generation_settings
 
     try:
-        repair_generation_settings(
-            transformers.GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained
-        )
+        settings = transformers.GenerationConfig.from_dict(json.loads(path.read_bytes()))
+        repair_generation_settings(settings, model.pretrained)
     except ModelError as error:
         yield Problem.of(error, ("model", "pretrained"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -260,7 +240,27 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
             base = BaseModelReference(str(model.pretrained), model.revision)
             require_readable_base_model(hurried, base, private=publish.private)
+            head = hurried.head() if model.start != "base" else None
+            if head and not any(path.endswith(ADAPTER_CONFIG) for path in hurried.tree(head.commit)):
+                what = "the published model, from which the training starts, holds its adapters merged: new ones have no base model to share"
+                yield Problem(key, what, "set model.start: base for one run, or `publish.adapter: merged`")
     except HubRefusedError as error:
         yield Problem.of(error, key)
     except TransientError as error:
         logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
+
+
+def find_rows_that_no_release_names(
+    validation: Validation, training: Training, evaluation: Evaluation, publish: Publish
+) -> Iterator[Problem]:
+    """Find what needs to tell known rows from new ones, although releases would never say which rows they know."""
+    fix, is_kept_back = "set `validation.drift: report`, or remove this key", not publish.private
+    is_kept_back &= "drift" not in validation.model_fields_set
+    margin: Key = ("evaluation", "gate", "known_margin")
+    needs = {margin: evaluation.gate.known_margin is not None, ("training", "replay"): training.replay is not None}
+    if needs[margin] and validation.drift.on_drift == "off":
+        yield Problem(margin, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
+    for key, is_needed in needs.items():
+        if is_needed and is_kept_back:
+            what = "needs to know the rows of the published model, which a public release names only with `validation.drift`"
+            yield Problem(key, what, fix)

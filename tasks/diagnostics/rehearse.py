@@ -73,7 +73,7 @@ class RehearsalRows(NamedTuple):
     pool: Sequence[Row]
     """Rows at regular distances among all that were read."""
     total: int
-    """Rows that were read."""
+    """Rows that were read and are taken, about."""
     is_whole: bool
     """Whether these are all rows."""
     schema: pa.Schema
@@ -129,10 +129,9 @@ def rehearse(recipe_path: Path) -> None:
     with hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            kinds = objectives.build_objective(recipe.objective).columns()
-            sources = _open(recipe.data.row_sources)
+            method, sources = objectives.build_objective(recipe.objective), _open(recipe.data.row_sources)
+            kinds, space = method.columns(), method.vector_space
             rows = {split: _read(sources, split, kinds) for split in SPLITS if any(split in own for *_, own in sources)}
-            space = objectives.build_objective(recipe.objective).vector_space
             corpus: dict[str, pa.Table] = {}
             if recipe.data.corpus and space and space.document_column:
                 found = _read(_open({"corpus": recipe.data.corpus}), "train", {space.document_column: "string"})
@@ -142,7 +141,7 @@ def rehearse(recipe_path: Path) -> None:
             hardest, steps = None, _TIMED_STEPS[0]
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
-                longest = sorted(rows["train"].pool, key=_length, reverse=True)[:count]
+                longest = sorted(rows["train"].pool, key=lambda row: len(str(row)), reverse=True)[:count]
                 dealt = _dealt(recipe, longest, {"train": rows["train"]}) | corpus
                 hardest = _run("the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
@@ -153,16 +152,24 @@ def rehearse(recipe_path: Path) -> None:
             raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    limit = recipe.validation.max_quarantined
-    if usual.quarantined > limit * usual.rows:
-        what = "rehearse: %d of %d rows were set aside, more than validation.max_quarantined, %s, allows; "
-        what += "of few rows, some can be labels that training never sees"
-        logger.info(what, usual.quarantined, usual.rows, f"{limit:.1%}")
     has_champion = artifacts.receipt.exists()
     would = "compared with the published one" if has_champion else "published as the first release"
     sent = f"the release was built, and nothing was sent; a model that passes the gate would be {would}"
-    for line in [sent, *_estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)]:
+    estimate = _estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)
+    for line in [*_remarks(recipe, usual), sent, *estimate]:
         logger.info("rehearse: %s", line)
+
+
+def _remarks(recipe: Recipe, usual: _Pass) -> Iterator[str]:
+    """Say what of the rows was set aside, if that is much, and what of the recipe was left out."""
+    if usual.quarantined > (limit := recipe.validation.max_quarantined) * usual.rows:
+        aside = f"{usual.quarantined} of {usual.rows} rows were set aside, more than validation.max_quarantined, {limit:.1%}, allows"
+        yield f"{aside}; of few rows, some can be labels that training never sees"
+    named: dict[str, Any] = {"data.corrections": recipe.data.corrections, "evaluation.suites": recipe.evaluation.suites}
+    named |= {"model.start": recipe.model.start != "base"}
+    named |= {"weights of data.sources": any(one.weight != 1 for one in recipe.data.row_sources.values())}
+    if found := ", ".join(name for name, is_set in named.items() if is_set):
+        yield f"not rehearsed, although the recipe has it: {found}"
 
 
 _Opened = tuple[RowChoice, "OpenedSource", Mapping[str, str]]
@@ -181,9 +188,10 @@ def _open(sources: Mapping[str, Source]) -> list[_Opened]:
 
 def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
     pool: list[tuple[int, Row]] = []
-    columns = dict[str, SourceColumn]()
-    distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
+    columns, as_text = dict[str, SourceColumn](), ("string", "optional", "label")
+    distance, total, taken_rows, is_whole, end = 1, 0, 0, True, time.monotonic() + _READ_S
     for choice, source, splits in sources:
+        begin, seen = total, list[bool]()
         for batch in source.batches(splits[split]) if split in splits else ():
             if time.monotonic() > end:
                 is_whole = False
@@ -191,32 +199,23 @@ def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind
             first = -total % distance
             if first < len(batch.rows):
                 found, rows, taken = choice.apply(*to_readable_batch(batch))
+                seen += taken
                 read, texts = choice.named(found), numbers_as_written(found)
                 widen_schema_in_place(columns, columns_of_batch(read, columns))
                 rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
                 for i in (i for i in range(first, len(rows), distance) if taken[i]):
-                    as_read = {
-                        name: text
-                        for name, text in texts[i].items()
-                        if kinds.get(name) in ("string", "optional", "label")
-                    }
+                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in as_text}
                     pool.append((total + i, rows[i] | as_read))
             total += len(batch.rows)
             while len(pool) > _POOL:
                 distance *= 2
                 pool = [(number, row) for number, row in pool if number % distance == 0]
+        own = round((total - begin) * sum(seen) / max(1, len(seen)))
+        taken_rows += min(own, choice.max_rows or own)
     if not pool:
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
     schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
-    return RehearsalRows([row for _, row in pool], total, is_whole, schema)
-
-
-def _length(value: Any) -> int:
-    """The characters of all texts in a row."""
-    if isinstance(value, str):
-        return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_length, inner))
+    return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
 
 
 def _run(

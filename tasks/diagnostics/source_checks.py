@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from params.sections.evaluation import Evaluation
 from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.parts import check_columns
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
 from trainer.conflicts import find_weight_conflicts
+from trainer.loop.batch import total_steps
+from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -39,32 +41,32 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
             if head is None:
                 return []
             batch, rows = to_readable_batch(head)
-            named = [] if isinstance(source.where, str) else [*source.where]
-            check_columns(batch.rows.schema.names, named, f"{key}.where")
-            names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
-            return names
+            choice.check_names(batch.rows.schema.names)
+            return [*choice.named(choice.apply(batch, rows)[0]).rows.schema.names]
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
         return Problem.of(error, (*key.split("."), default))
 
 
-def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
-    """Find what is wrong with `data.corpus`: an objective that takes none, or a column that its first rows do not have."""
-    if data.corpus is None or objectives.find_option_problems(objective):
-        return
-    space = objectives.build_objective(objective).vector_space
-    if space is None or space.document_column is None:
-        what = "has no effect: the objective, with these options, ranks no documents"
-        yield Problem(("data", "corpus"), what, "remove it")
-        return
-    columns, name = _first_columns(data.corpus, "data.corpus"), space.document_column
+def _find_lacking(source: Any, where: str, key: Key, names: Sequence[str], hint: str = "") -> Iterator[Problem]:
+    """Find why a source cannot be read, or which of these columns its first rows lack."""
+    columns = _first_columns(source, where)
     if isinstance(columns, Problem):
         yield columns
-    elif columns is not None and name not in columns:
+    elif columns is not None:
+        for name in (name for name in names if name not in columns):
+            yield Problem(key, f"has no column `{name}`", suggestion(name, columns, "columns") + hint)
+
+
+def find_corpus_problems(method: Objective[Any], data: Any) -> Iterator[Problem]:
+    """Find what is wrong with `data.corpus`: an objective that takes none, or a column that its first rows do not have."""
+    space = method.vector_space
+    if data.corpus and space and space.document_column:
         hint = "; objective.document_column names it"
-        yield Problem(
-            ("data", "corpus"), f"has no column `{name}`", suggestion(name, columns, "columns of the documents") + hint
-        )
+        yield from _find_lacking(data.corpus, "data.corpus", ("data", "corpus"), [space.document_column], hint)
+    elif data.corpus:
+        what = "has no effect: the objective, with these options, ranks no documents"
+        yield Problem(("data", "corpus"), what, "remove it")
 
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
@@ -93,56 +95,66 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
                 yield Problem(key, f"no source has a column `{column}`", suggestion(column, every, "columns"))
 
 
-def find_correction_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+def find_correction_problems(method: Objective[Any], data: Any) -> Iterator[Problem]:
     """Find what is wrong with `data.corrections`: rows without a label, or columns that the first corrections lack."""
     from tasks.validation import corrections
 
-    if data.corrections is None or objectives.find_option_problems(objective):
-        return
-    columns = _first_columns(data.corrections, "data.corrections")
+    columns = _first_columns(data.corrections, "data.corrections") if data.corrections else None
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None:
         try:
-            corrections.find_columns(objectives.build_objective(objective), columns)
+            corrections.find_columns(method, columns)
         except EvergreenError as error:
             yield Problem(("data", "corrections"), error.what, error.fix)
 
 
-def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+def find_suite_problems(
+    objective: ObjectiveChoice, method: Objective[Any], evaluation: Evaluation
+) -> Iterator[Problem]:
     """Find suites that this objective cannot judge, and columns that their first rows do not have."""
-    if objectives.find_option_problems(objective):
-        return
-    built = objectives.build_objective(objective)
     for number, suite in enumerate(evaluation.suites):
-        key = ("evaluation", "suites", number)
-        if found := why_not_judged(built, objective.name, suite):
+        key: Key = ("evaluation", "suites", number)
+        if found := why_not_judged(method, objective.name, suite):
             yield Problem(key, *found)
-        columns = _first_columns(suite.source, f"evaluation.suites.{number}.source")
-        if isinstance(columns, Problem):
-            yield columns
-        elif columns is not None:
-            needed = [*built.columns(), *filter(None, [suite.matches])]
-            for name in (name for name in needed if name not in columns):
-                yield Problem((*key, "source"), f"has no column `{name}`", suggestion(name, columns, "columns"))
+        needed = [*method.columns(), *filter(None, [suite.matches])]
+        yield from _find_lacking(suite.source, f"evaluation.suites.{number}.source", (*key, "source"), needed)
 
 
-def find_weight_problems(objective: ObjectiveChoice, data: Any, training: Training) -> list[Problem]:
+def find_weight_problems(method: Objective[Any], data: Any, training: Training) -> list[Problem]:
     """Find why the sources cannot have the weights that they have."""
     has_weights = any(source.weight != 1 for source in data.row_sources.values())
-    if not has_weights or objectives.find_option_problems(objective):
-        return []
-    return find_weight_conflicts(objectives.build_objective(objective), training)
+    return [*find_weight_conflicts(method, training)] if has_weights else []
 
 
-def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:
+def warn_of_torn_groups(method: Objective[Any], data: Any) -> tuple[()]:
     """Say if `data.split` would part rows that the objective's metrics look at together, such as the documents of a query."""
-    columns = () if objectives.find_option_problems(objective) else objectives.build_objective(objective).group_columns
+    columns = method.group_columns
     has_all = all(source.held_out == {*SPLITS} - {"train"} for source in data.row_sources.values())
     if not has_all and columns and not {*columns} & {*data.group_by}:
         names = ", ".join(columns)
         what = "check: rows with the same `%s` may come into several splits, where a query is learned from and scored by a part of its rows: %s"
         logger.warning(what, names, f"set `data.group_by: [{names}]`")
+    return ()
+
+
+def warn_of_long_warmup(training: Training, data: Any, method: Objective[Any]) -> tuple[()]:
+    """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
+    rows, warmup = 0, int(training.warmup_steps)
+    if warmup < 1:
+        return ()
+    if not training.max_steps:
+        if not isinstance(data.source, RowsFromFiles) or data.split.by == "time":
+            return ()
+        if isinstance(method.advice, str) or method.advice.reads_running_text:
+            return ()  # a row may give several sequences
+        with contextlib.suppress(EvergreenError, OSError):
+            rows = sum(index.rows for index in open_source(data.source).indexes("train") or ())
+        for split in ("validation", "test"):
+            rows -= 0 if split in data.source.patterns else int(rows * getattr(data.split, split))
+    if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
+        what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
+        logger.warning(what, warmup, steps)
     return ()
 
 

@@ -40,8 +40,8 @@ def trace(recipe_path: Path, *, row_id: int) -> None:
 def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[str, list[str]]]:
     """Yield the title and the lines of each section, in the order of the stages."""
     objective = objectives.build_objective(recipe.objective)
-    split, row = _raw_row(artifacts, row_id, objective.columns())
-    yield f"raw  ({split} split)", [f"{name}: {_short(value)}" for name, value in row.items()]
+    split, raw = _raw_row(artifacts, row_id, objective.columns())
+    yield f"raw  ({split} split)", [f"{name}: {_short(value)}" for name, value in raw.items()]
 
     if not artifacts.validated.exists():
         yield "checks", ["validate has not run"]
@@ -50,7 +50,9 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     for quarantined in quarantine.to_table(filter=ds.field("row_id") == row_id).to_pylist():
         yield "checks", ["set aside:", *quarantined["reasons"]]
         return
-    yield "checks", ["passed"]
+    row = next(SplitRows(artifacts.rows / split).reading(objective.columns()).pick([row_id]), raw)
+    corrected = [f"corrected: {name}: {_short(value)}" for name, value in row.items() if value != raw[name]]
+    yield "checks", ["passed", *corrected]
 
     yield "text", _short(objective.text(row)).splitlines()
 

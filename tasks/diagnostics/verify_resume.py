@@ -184,9 +184,8 @@ def _train_with_kills(job: Job, planned: KillPlan) -> int:
     """Train to the last step, starting again after each kill; return the number of kills."""
     sent = 0
     for kill in (*planned.kills, None):
-        if (
-            not _train(job, kill) or newest_checkpoint_step(job.folder) == planned.steps
-        ):  # a kill after the last save is none
+        # a kill after the last save is none
+        if not _train(job, kill) or newest_checkpoint_step(job.folder) == planned.steps:
             break
         sent += 1
         logger.info("verify-resume: starting again")

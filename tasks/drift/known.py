@@ -7,8 +7,8 @@ profile of their rows (tasks.drift.profile).
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.drift.profile import DataProfile, limit_memory
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 
-MAX_FILE_BYTES: Final = 256 << 20
-"""Most bytes of the file, which are those of some ninety million rows."""
 _MAX_MEMORY: Final = 4 << 30
 _LEFT_OUT: Final = np.uint64(24)
 """Bits of a hash that the file lacks."""
@@ -33,20 +32,15 @@ _CONTENT: Final = b"evergreen.content"
 """Key of the file's metadata: the columns whose values tell two rows apart."""
 
 
-def read_content_hashes(
+def hash_shards(
     rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row_id and the content hash of each row, (N,) each; those of a shard are kept for the next run."""
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64]]]:
+    """Yield the row_ids and the content hashes of the N rows of each shard, (N,) each; they are kept for the next run."""
     settings = columns.settings(rows, columns.content)
     works = [ShardTask(own, hash_settings(work="content", shard=own.shard.sha256, **settings)) for own in rows.shards]
-    found = zip(
-        rows.manifest.shards, workers.run(partial(_hash_shard, columns), works, what="shards (content)"), strict=True
-    )
-    ids, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-    for shard, (places, own) in found:
-        ids.append(places + shard.first_row_id)
-        hashes.append(own)
-    return np.concatenate(ids), np.concatenate(hashes)
+    found = workers.run(partial(_hash_shard, columns), works, what="shards (content)")
+    for shard, (places, hashes) in zip(rows.manifest.shards, found, strict=True):
+        yield places + shard.first_row_id, hashes
 
 
 def _hash_shard(columns: ComparedColumns, rows: SplitRows) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -54,37 +48,40 @@ def _hash_shard(columns: ComparedColumns, rows: SplitRows) -> tuple[NDArray[np.i
     return row_ids - rows.shard.first_row_id, hashes
 
 
-def write_hashes(hashes: NDArray[np.uint64], columns: ComparedColumns, path: Path) -> None:
-    """Write a part of each hash; equal rows give equal bytes."""
+def shorten_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the part of each hash by which a row is known, (N,)."""
+    return (hashes >> _LEFT_OUT).astype(np.int64)
+
+
+def write_hashes(hashes: NDArray[np.int64], columns: ComparedColumns, path: Path) -> None:
+    """Write parts of hashes; equal rows give equal bytes."""
     schema = pa.schema([(_COLUMN, pa.int64())], metadata={_CONTENT: json.dumps(columns.content).encode()})
-    table = pa.table([np.unique(hashes >> _LEFT_OUT).astype(np.int64)], schema=schema)
+    table = pa.table([np.unique(hashes)], schema=schema)
     encoding = {_COLUMN: "DELTA_BINARY_PACKED"}
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
 
-def find_known(
-    hashes: NDArray[np.uint64], columns: ComparedColumns, file: bytes | None, profile: bytes | None
-) -> NDArray[np.bool_]:
-    """Return which of N rows are among those of a release with this file, or else this profile, (N,).
+def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> NDArray[np.int64]:
+    """Return parts of the hashes of rows that a release has learned from, whose files are in a folder, (K,).
 
     Raises:
-        ValueError: they do not say it of all rows; the message says why.
+        ValueError: it names none or, with `needs_all`, not all of them; the message says why.
     """
-    if file is None:
-        known = DataProfile.load(profile) if profile else None
-        if known is None:
-            raise ValueError("it does not say which rows it has learned from")
-        if not known.is_whole:
-            raise ValueError(f"its profile has only {len(known.known):,} of its {known.rows:,} rows")
-        content, own, others = known.content, hashes, known.known
-    else:
+    file, profile = release / KNOWN_ROWS, release / PROFILE
+    if file.exists():
         try:
             with limit_memory(_MAX_MEMORY):
-                table = pq.read_table(io.BytesIO(file), columns=[_COLUMN])
-                content = json.loads(table.schema.metadata[_CONTENT])
-                own, others = (hashes >> _LEFT_OUT).astype(np.int64), table[_COLUMN].to_numpy()
+                table = pq.read_table(file, columns=[_COLUMN])
+                content, found = json.loads(table.schema.metadata[_CONTENT]), table[_COLUMN].to_numpy()
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
             raise ValueError(f"its list of rows is damaged: {type(error).__name__}") from error
+    elif not profile.exists():
+        raise ValueError("it does not say which rows it has learned from")
+    else:
+        known = DataProfile.load(profile.read_bytes())
+        if needs_all and not known.is_whole:
+            raise ValueError(f"its profile has only {len(known.known):,} of its {known.rows:,} rows")
+        content, found = known.content, shorten_hashes(known.known)
     if content != columns.content:
         raise ValueError(f"it learned from other columns: {', '.join(map(str, content))}")
-    return np.isin(own, others)
+    return np.asarray(found)

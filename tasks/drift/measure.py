@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.sections.rows import Drift
 from tasks.drift import two_sample
+from tasks.drift.known import hash_shards
 from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
 from tasks.drift.rows import (
@@ -81,16 +82,14 @@ def write_profile_and_measure_drift(
     columns, sampled = without_identifier_columns(columns, sampled)
     held_out = SmallestHashes()
     for split in SPLITS[1:]:
-        own = SplitRows(folder / artifacts.rows.name / split)
-        found = scan_rows(own, columns, workers).smallest
-        held_out.add(found.hashes, found.row_ids)
-        held_out.is_whole &= found.is_whole
+        for row_ids, hashes in hash_shards(SplitRows(folder / artifacts.rows.name / split), columns, workers):
+            held_out.add(hashes, row_ids)
     profile = DataProfile.of(scanned, columns, sampled, held_out)
     profile.save(folder / artifacts.data_profile.name)
 
     must_answer = drift.on_drift == "fail"
     reference, revision, reason = fetch_published_profile(
-        artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer
+        artifacts, profile.content, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer
     )
     report = DriftReport(
         status="no_reference",
@@ -101,10 +100,7 @@ def write_profile_and_measure_drift(
         min_confidence_fall=drift.min_confidence_fall,
         identifiers=columns.identifiers,
     )
-    if reference is not None and reference.content != profile.content:
-        learned = ", ".join(reference.content)
-        report = report.model_copy(update={"reason": f"{revision} learned from other columns: {learned}"})
-    elif reference is not None:
+    if reference is not None:
         is_new, looked_at = reference.is_new(smallest.hashes)
         report = report.model_copy(update={"status": "nothing_new", "looked_at": looked_at})
         if is_new.any():
@@ -172,9 +168,8 @@ class ChangeWithRowScores:
 
 def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, seed: int) -> list[ChangeWithRowScores]:
     """Return all that was compared, the most important first."""
-    count = (
-        2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
-    )  # enough for the level that Holm asks of the first test
+    # enough for the level that Holm asks of the first test
+    count = 2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
     permutations = two_sample.PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
     holds = two_sample.holm_rejections([one.change.p_value for one in found], _error(drift))

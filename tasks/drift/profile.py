@@ -28,7 +28,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from params import HubRefusedError, TransientError
-from params.foundation.artifacts import MAX_PROFILE_BYTES, Artifacts
+from params.foundation.artifacts import MAX_BYTES, PROFILE, Artifacts
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -152,9 +152,10 @@ class DataProfile:
     ) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
+        # a column with very many labels has none
         found = tuple(
             one.sorted() for one in measure_sampled_rows(sampled) if one.kind != "label" or one.column in scanned.labels
-        )  # a column with very many labels has none
+        )
         smallest = scanned.smallest
         return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found, held_out)
 
@@ -257,10 +258,22 @@ def _problems(profile: DataProfile) -> Iterator[str]:
             yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
 
 
+def read_profile(content: bytes | None, release: str, columns: list[str]) -> tuple[DataProfile | None, str]:
+    """Return what a release knows of the rows that it learned from, if these columns tell its rows apart, and why it says nothing."""
+    if content is None:
+        return None, f"{release} has no profile of its rows ({PROFILE}); {_PUBLIC}"
+    try:
+        found = DataProfile.load(content)
+    except ValueError as error:
+        return None, f"{PROFILE} of {release} cannot be read: {error}"
+    learned = ", ".join(found.content)
+    return (found, "") if found.content == columns else (None, f"{release} learned from other columns: {learned}")
+
+
 def fetch_published_profile(
-    artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool
+    artifacts: Artifacts, columns: list[str], *, repo_id: str, endpoint: str, must_answer: bool
 ) -> tuple[DataProfile | None, str | None, str]:
-    """Return the profile of the rows that the published model learned from, its tag or commit, and why either is not there.
+    """Return what `read_profile` finds in the published release, its tag or commit, and why either is not there.
 
     Raises:
         HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
@@ -268,7 +281,7 @@ def fetch_published_profile(
     from tasks.hub_client.connection import LOCAL, local_hub_folder, open_repository, resolve_hub_endpoint
 
     nothing = None, None, f"no model was published yet as {repo_id}"
-    path, revision = artifacts.data_profile.name, None
+    revision = None
     try:
         if resolve_hub_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
             return nothing
@@ -279,20 +292,16 @@ def fetch_published_profile(
                 return nothing
             revision = head.tag or head.commit
             content = repository.retry_until_clear(
-                partial(repository.read, head.commit, path, max_bytes=MAX_PROFILE_BYTES)
+                partial(repository.read, head.commit, PROFILE, max_bytes=MAX_BYTES[PROFILE])
             )
     except (HubRefusedError, TransientError) as error:
         if must_answer:
             raise
         if revision is None or isinstance(error, TransientError):
             return None, None, f"the Hub did not say which model is published ({error.where}: {error.what})"
-        return None, revision, f"{path} of {revision} cannot be read: {error.what}"
-    profile, reason = None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}"
-    try:
-        profile = None if content is None else DataProfile.load(content)
-    except ValueError as error:
-        reason = f"{path} of {revision} cannot be read: {error}"
-    return profile, revision, "" if profile else reason
+        return None, revision, f"{PROFILE} of {revision} cannot be read: {error.what}"
+    profile, reason = read_profile(content, revision, columns)
+    return profile, revision, reason
 
 
 class _Header(pydantic.BaseModel, strict=True):

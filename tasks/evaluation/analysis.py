@@ -26,7 +26,8 @@ from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.lazy_imports import NDArray
 
-_Slices = tuple[str, Mapping[str, "NDArray[np.int64]"]]
+_Slice = tuple[str, str, "NDArray[np.int64]", float | None]
+"""By what the rows are sliced, the name of the slice, the positions of its rows, and by how much it may be worse."""
 _MAX_TEXT = 2000
 """Characters that a report keeps of a row's text."""
 _MAX_SLICES = 1000
@@ -69,7 +70,7 @@ class EvaluationAnalysis:
             documents=len(self.plan.documents),
             vectors=self._vectors(),
             own_slices=list(self._own_slices()),
-            learned_rows=len(self.plan.text.learned),
+            learned_rows=len(self.plan.ages.learned),
         )
 
     def _vectors(self) -> VectorSpaceChange | None:
@@ -111,7 +112,7 @@ class EvaluationAnalysis:
         if "champion" not in self.scored:
             return None
         own = self.scored.get("compared", self.scored["model"])
-        skipped = np.union1d(self.plan.text.skipped(written=written), self.plan.text.learned)
+        skipped = np.union1d(self.plan.text.skipped(written=written), self.plan.ages.learned)
         found = align_to_common_rows(own.scores, self.scored["champion"].scores, skipped)
         return found if len(found[0]) else None
 
@@ -141,50 +142,47 @@ class EvaluationAnalysis:
                 p_value=gain.p_value,
                 rows=len(own),
                 left_out=left_out,
-                learned=len(self.plan.text.learned) if against == "champion" else 0,
+                learned=len(self.plan.ages.learned) if against == "champion" else 0,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
             )
 
     def _slices(self) -> Iterator[report.SliceResult]:
-        settings = self.plan.settings
-        found = find_slice_positions(self.plan.rows, settings.slices, self.scored["model"].scores.row_ids)
-        return self._of_slices(found, {self.plan.metric, *settings.gate.slice_floors}, settings.gate.slice_margin)
+        settings, ids = self.plan.settings, self.scored["model"].scores.row_ids
+        found = find_slice_positions(self.plan.rows, settings.slices, ids)
+        margin = settings.gate.slice_margin
+        each = ((title, name, at, margin) for title, slices in found for name, at in slices.items())
+        return self._of_slices(each, {self.plan.metric, *settings.gate.slice_floors})
 
     def _ages(self) -> Iterator[report.SliceResult]:
         """The rows that the champion's release had, and those that came since."""
-        ids, gate = self.scored["model"].scores.row_ids, self.plan.settings.gate
-        for name, of_age in self.plan.ages.of.items():
-            positions = np.flatnonzero(np.isin(ids, of_age))
-            if len(positions):
-                margin = gate.known_margin if name == KNOWN else None
-                yield from self._deciding_of_slices([("age", {name: positions})], margin)
+        ids, margins = self.scored["model"].scores.row_ids, {KNOWN: self.plan.settings.gate.known_margin}
+        found = {name: np.flatnonzero(np.isin(ids, of_age)) for name, of_age in self.plan.ages.of.items()}
+        each = (("age", name, at, margins.get(name)) for name, at in found.items() if len(at))
+        return self._deciding_of_slices(each)
 
     def _own_slices(self) -> Iterator[report.SliceResult]:
         """The metric that decides, by what the objective shows it by; the gate does not look there."""
         objective, ids = self.plan.resampler.objective, self.scored["model"].scores.row_ids
-        for title, name_part in objective.own_slices().items():
-            parts = name_positions(self.plan.rows, name_part, ids)
-            in_order = {name: parts[name] for name in sorted(parts, key=lambda name: (int(name.split()[0]), name))}
-            yield from self._deciding_of_slices([(title, in_order)])
+        found = ((title, name_positions(self.plan.rows, name, ids)) for title, name in objective.own_slices().items())
+        in_order = (
+            (title, sorted(parts.items(), key=lambda part: (int(part[0].split()[0]), part[0])))
+            for title, parts in found
+        )
+        return self._deciding_of_slices((title, name, at, None) for title, parts in in_order for name, at in parts)
 
-    def _deciding_of_slices(
-        self, found: Iterable[_Slices], margin: float | None = None
-    ) -> Iterator[report.SliceResult]:
+    def _deciding_of_slices(self, found: Iterable[_Slice]) -> Iterator[report.SliceResult]:
         """The metric that decides, without those that have only a floor."""
         floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
-        return (one for one in self._of_slices(found, {self.plan.metric}, margin) if one.metric not in floors)
+        return (one for one in self._of_slices(found, {self.plan.metric}) if one.metric not in floors)
 
-    def _of_slices(
-        self, found: Iterable[_Slices], metrics: Collection[str], margin: float | None
-    ) -> Iterator[report.SliceResult]:
+    def _of_slices(self, found: Iterable[_Slice], metrics: Collection[str]) -> Iterator[report.SliceResult]:
         own = self.scored["model"].scores
         common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
-        for slice_by, slices in found:
-            for name, positions in slices.items():
-                inside = own.take(positions)
-                both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
-                yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None, margin)
+        for slice_by, name, positions, margin in found:
+            inside = own.take(positions)
+            both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
+            yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None, margin)
 
     def _slice(
         self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None, margin: float | None

@@ -82,13 +82,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         head = repository.head()
         if head is None:
             return ChampionStatus(None, None, None)
-        champion = ReleaseReference(
-            endpoint=resolve_hub_endpoint(endpoint),
-            repo_id=repo_id,
-            commit=head.commit,
-            tag=head.tag,
-            weights=head.weights,
-        )
+        champion = ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head))
         if champion.weights in weights:
             return ChampionStatus(champion, None, None, _released_limit(repository, champion))
         reason = find_rollback_reason(repository, weights)

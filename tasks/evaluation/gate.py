@@ -76,12 +76,13 @@ def _compare_with_champion(
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
     fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
     forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"
-    fallen += [
-        f"{told}, {forgotten}" for told in _fallen(gate, details.ages, lambda one: f"the {one.rows} {one.slice}")
-    ]
-    if gate.known_margin is not None and details.ages_unknown:
-        fix = "leave out `known_margin` for one release, which will have what is missing"
-        fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
+    fallen += [f"{told}, {forgotten}" for told in _fallen(gate, details.ages, lambda one: f"the {one.slice}")]
+    if gate.known_margin is not None and all(one.margin_p_value is None for one in details.ages):
+        why, fix = details.ages_unknown, "leave out `known_margin` for one release, which will have what is missing"
+        if not why:
+            why = f"fewer than {gate.min_slice_rows} known rows are compared"
+            fix = "hold out more rows (`data.split`), or leave out `known_margin`"
+        fallen.append(f"`known_margin` cannot be judged: {why}; {fix}")
     return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 
@@ -96,7 +97,7 @@ def comparison_sentence(comparison: report.MetricComparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
     text = comparison.sentence(gate.comparison_confidence)
     if gain_passes_bar(comparison, gate):
-        return text
+        return text if comparison.low >= 0 else f"{text}, which the margin of {gate.margin} allows"
     if not comparison.has_interval:
         return f"{text}: add held-out rows"
     if too_few := comparison.too_few(gate.comparison_confidence):

@@ -9,28 +9,25 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import nan
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from tasks.evaluation import cross_fitting, suspects
+from tasks.evaluation.cross_fitting import TrainFeatures
+from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.review_table import quote_text, review_csv
+from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.suspect_report import SuspectLabel, SuspectReport, SuspectRow, SuspectSplit
+from tasks.evaluation.suspects import SplitBeliefs, Suspect
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import format_row_hash, hash_but_labels
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from tasks.evaluation.cross_fitting import TrainFeatures
-    from tasks.evaluation.plan import EvaluationPlan
-    from tasks.evaluation.scoring import RowScores
-    from tasks.evaluation.suspects import SplitBeliefs, Suspect
-    from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 _NO_STATES: Final = "no train rows, because the network gives no hidden state for each token"
@@ -172,11 +169,7 @@ def _report(
         not_read=not_read,
         labels=[
             SuspectLabel(
-                label=label,
-                rows=rows[label],
-                suspects=count,
-                suggested=suggested[label][0],
-                most=suggested[label][1],
+                label=label, rows=rows[label], suspects=count, suggested=suggested[label][0], most=suggested[label][1]
             )
             for label, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from params.sections.base import Direction
 from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
-from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
@@ -87,7 +86,7 @@ class EvaluationPlan:
     text: ComparableInputs
     """What candidate and champion both read."""
     ages: RowAges
-    """Which of the rows the champion's release had."""
+    """What the champion's release says of the rows."""
     new_rows: DriftReport | None
     """Names new rows on which the champion's confidence is measured; None if it is not."""
     not_measured: str
@@ -126,7 +125,7 @@ def plan_evaluation_and_encode(
     rows = SplitRows(artifacts.rows / evaluation.split)
     groups = RowGroups.read(rows)
     own, by_itself = ModelTokenization.of_candidate(artifacts, built), artifacts.tokens / evaluation.split
-    found, text, other = published.champion, ComparableInputs(), None
+    found, text, other, ages = published.champion, ComparableInputs(), None, RowAges()
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         if own.max_length != learned.max_length and not learned.splits[evaluation.split].is_whole:
             by_itself = own.encode(rows, own.encoder(None, state), folder / "released", workers)
@@ -137,7 +136,7 @@ def plan_evaluation_and_encode(
             text = ComparableInputs.find(own, other, rows, state, folder=folder, workers=workers)
             _check_comparable(text, metric, own, found, len(rows))
             with champion.translate_champion_errors(found):
-                text = replace(text, learned=find_learned_rows(published.folder, rows, built))
+                ages = RowAges.tell(published.folder, rows, built)
         elif published.max_length > own.max_length:
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             encoder = own.encoder(published.max_length, state)
@@ -183,9 +182,7 @@ def plan_evaluation_and_encode(
         load_untrained=load_untrained,
         documents=documents,
         text=text,
-        ages=RowAges.tell(published.folder / artifacts.data_profile.name, rows, built)
-        if published.folder
-        else RowAges(),
+        ages=ages,
         new_rows=None if reason else drift,
         not_measured=reason,
     )

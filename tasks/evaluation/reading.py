@@ -152,8 +152,6 @@ class ComparableInputs:
     """The `row_id`s of which one model reads only a part, and not the same one as the other, or nothing."""
     unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
-    learned: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The `row_id`s that the champion has learned from."""
     incomparable: frozenset[str] = frozenset()
     """Metrics that cannot be compared."""
     is_cut: bool = False

@@ -14,6 +14,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
+from trainer.start import ReleaseReference
 
 SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
@@ -94,19 +95,30 @@ def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, eval
     append_release_event(artifacts, ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
 
 
+def log_found_release(artifacts: Artifacts, release: ReleaseReference, *, publish_id: str, time: datetime) -> None:
+    """Log a release that is on the Hub and in no log, at the time of its commit; the Hub does not say what the gate said."""
+    entry = ReleaseEvent(
+        event="published",
+        reasons=("its run left no line in this log; this one was made from the release itself",),
+        publish_id=publish_id,
+        **release.model_dump(),
+    )
+    append_release_event(artifacts, entry, time)
+
+
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
     """Return the fields of an entry that say what was evaluated, and the metrics."""
     fields = {"verdict": blessing.verdict, "weights": blessing.model, "metric": blessing.metric}
     return fields | {"data": blessing.data, "recipe": blessing.recipe, "metrics": evaluated.metrics}
 
 
-def append_release_event(artifacts: Artifacts, entry: ReleaseEvent) -> None:
-    """Append an entry with the current time, unless the log has it with another time.
+def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: datetime | None = None) -> None:
+    """Append an entry with a time, by default the current one, unless the log has it with another time.
 
     Raises:
         StorageError, TransientError: as `append_to_log_once`.
     """
-    timed = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")})
+    timed = entry.model_copy(update={"time": (time or datetime.now(UTC)).isoformat(timespec="seconds")})
 
     def is_same(one: ReleaseEvent, other: ReleaseEvent) -> bool:
         return one.model_copy(update={"time": other.time}) == other

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params.sections.evaluation import Gate
 from tasks.evaluation.release_events import ReleaseEvent, SketchOf
 from tasks.evaluation.report import HeldOutRowUse
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.objective import Objective
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from trainer.objectives.bases.objective import Objective
-
-    RowHashes = NDArray[np.uint64]  # (N,), ascending and distinct
-
+RowHashes = NDArray[np.uint64]  # (N,), ascending and distinct
 _SKETCH_SIZE = 64
 
 

@@ -145,7 +145,8 @@ def evaluate(
     write_text_atomically(artifacts.review, review.table)
     if review.report:
         logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
-    for sentence in filter(None, (found.confidence.sentence, details.vectors and details.vectors.sentence)):
+    told = (*(suite.sentence for suite in found.suites), found.confidence.sentence)
+    for sentence in filter(None, (*told, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
     log_reasons("evaluate", verdict, reasons)
     return report

@@ -36,10 +36,8 @@ def why_not_judged(objective: Objective[Any], name: str, suite: Suite) -> tuple[
         fix = "remove `matches` and `function`" if objective.judges_rows else "remove the suite"
         return f"{name}, with these options, gives no text that could match", fix
     if suite.max_new_tokens and not (objective.generates_as_released and (asks_for_text or compares_text)):
-        return (
-            "`max_new_tokens` has no effect: nothing is generated for the suite, or as long as the objective says",
-            "remove it",
-        )
+        what = "`max_new_tokens` has no effect: nothing is generated for the suite, or as long as the objective says"
+        return what, "remove it"
     if asks_for_text or objective.judges_rows or compares_text:
         return None
     if objective.answers_rows:

@@ -39,7 +39,8 @@ class RecipeHistory:
     @property
     def release(self) -> RunEntry | None:
         """What made the model that is published now: a release or a rollback."""
-        return next((run for run in reversed(self.runs) if run.outcome in {"published", "rolled back"}), None)
+        made = [run for run in reversed(self.runs) if run.outcome in {"published", "rolled back"}]
+        return max(made, key=lambda run: run.ended, default=None)
 
     @property
     def last(self) -> RunEntry | None:
@@ -91,10 +92,20 @@ def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
         if receipt.event == "verdict" and _work(receipt) in judged_further:
             continue
         entry = _entry(artifacts, receipt)
-        is_of_run = entry and any(run.started <= entry.started <= run.ended for run in runs)
-        if entry and (entry.outcome == "rolled back" or not is_of_run):
+        if entry and not any(_tells(run, entry) for run in runs):
             found.append(entry)
     return sorted([*runs, *found], key=lambda run: run.started)
+
+
+def _tells(run: RunEntry, entry: RunEntry) -> bool:
+    """Whether a run's entry says what an entry of the log of releases does, which is of the same time.
+
+    During a run, a person may decide on an earlier proposal; and a run may be lost after its model is published.
+    """
+    if not run.started <= entry.started <= run.ended or entry.outcome == "rolled back":
+        return False
+    is_decision = entry.outcome in {"published", "rejected"}
+    return not is_decision or (run.outcome, run.commit) == (entry.outcome, entry.commit)
 
 
 def _work(entry: ReleaseEvent) -> tuple[str | None, ...]:

@@ -118,6 +118,8 @@ class RunEntry(_Record):
     tag: str | None = None
     git_commit: str | None = None
     """The project's commit when the run ended; with `+` if it does not hold the code as it was."""
+    is_from_server: bool = False
+    """Whether it was made of what Prefect's server says, because the run left no entry; one that it left replaces it."""
 
     @property
     def seconds(self) -> float | None:
@@ -150,8 +152,10 @@ def read_runs(artifacts: Artifacts) -> list[RunEntry]:
     found: dict[object, RunEntry] = {}
     for entry in read_log_and_unrecorded(artifacts, artifacts.run_log, RunEntry):
         found.setdefault(_identity(entry), entry)
+    own = {entry.run_id for entry in found.values() if not entry.is_from_server}
+    found = {key: entry for key, entry in found.items() if not entry.is_from_server or entry.run_id not in own}
     return sorted(found.values(), key=lambda entry: entry.started)
 
 
 def _identity(entry: RunEntry) -> object:
-    return entry.run_id, entry.started
+    return entry.run_id, None if entry.is_from_server else entry.started

@@ -4,18 +4,22 @@ with RunRecorder(Artifacts("default"), run_id="...") as run:
     with run.stage("ingest", outcomes):
         outcomes["ingest"] = "ran"
 
-While it goes on, `.scratch/<recipe>/unfinished-run.json` holds the entry that is right if it is killed: the next run finds it.
+While it goes on, a file in `Artifacts.unfinished_runs` holds the entry that is right if it is killed: the next run finds it, and
+knows by the file's lock that nobody writes it any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Self, cast
 
-from params import BudgetSpentError, EvergreenError, ModelError, Recipe
+from params import BudgetSpentError, EvergreenError, ModelError, Recipe, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
@@ -26,12 +30,15 @@ from tasks.report.formatting import finite_or_none
 from tasks.report.run_results import RunResults, read_recipe_or_none
 from tasks.report.timings import read_timings
 from tasks.training.versions import git_commit_with_dirty_mark
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
 _WITH_ERROR = {"failed", "budget spent"}
 _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
+_NOTE_BYTES = 16 << 10
+"""Size of the note of a run, whose entry is smaller; spaces follow it."""
 _KILLED = run_log.RunErrorRecord(
     type="KilledError",
     where="the flow",
@@ -41,7 +48,7 @@ _KILLED = run_log.RunErrorRecord(
 
 
 class RunRecorder:
-    """A run that goes on. Only one of a recipe may exist at a time: hold the recipe's lock."""
+    """A run that goes on. Only one of a recipe may exist in a folder at a time: hold the recipe's lock."""
 
     entry: run_log.RunEntry | None = None
     """What was logged when the run ended; None if it had nothing to do."""
@@ -51,22 +58,39 @@ class RunRecorder:
         self.artifacts, self.run_id, self.started = artifacts, run_id, run_log.utc_now_to_second()
         self.was_stopped = was_stopped or (lambda stopped: stopped == run_id)
         self.stages: dict[str, run_log.StageRun] = {}
+        self._note = artifacts.unfinished_runs / f"{run_id or 'run'}.json"
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._log_lost_run()
-        self._prepare_for_a_kill()
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # the disk is full, which a stage says better
+                held.enter_context(_hold(self._note))
+            for note in self.artifacts.unfinished_runs.glob("*.json"):
+                with (
+                    contextlib.suppress(TransientError),
+                    _hold(note) if note != self._note else contextlib.nullcontext(),
+                ):
+                    self._log_lost_run(note)  # unless it goes on in another clone of the project
+            self._prepare_for_a_kill()
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with self._held:
+            self._log(error)
+
+    def _log(self, error: BaseException | None) -> None:
+        """Log the run, which no failure of that fails; what cannot be logged now, the next run finds in the note."""
         try:
             if error is None:
                 self.artifacts.succeeded.touch()
             if error or any(one.outcome != "unchanged" for name, one in self.stages.items() if name != "ingest"):
                 self.entry = self._entry(error)
+                self._write_note(self.entry)
                 run_log.append_run(self.artifacts, self.entry)
-            self.artifacts.unfinished_run.unlink(missing_ok=True)
-        except (EvergreenError, OSError):  # no reason to fail a run, or to hide why it failed
-            logger.warning("%s: the run could not be logged", self.artifacts.run_log, exc_info=True)
+            _remove(self._note)
+        except (EvergreenError, OSError) as failure:
+            logger.warning("%s: the run could not be logged; the next one logs it: %s", self.artifacts.run_log, failure)
 
     @contextlib.contextmanager
     def stage(self, name: str, outcomes: Mapping[str, str]) -> Iterator[None]:
@@ -96,23 +120,39 @@ class RunRecorder:
         return run_log.RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
 
     def _prepare_for_a_kill(self) -> None:
-        entry = self._until_now(outcome="crashed", error=_KILLED)
-        with contextlib.suppress(OSError):
-            self.artifacts.unfinished_run.parent.mkdir(parents=True, exist_ok=True)
-            self.artifacts.unfinished_run.write_text(entry.model_dump_json(), encoding="utf-8")
+        self._write_note(self._until_now(outcome="crashed", error=_KILLED))
 
-    def _log_lost_run(self) -> None:
+    def _write_note(self, entry: run_log.RunEntry) -> None:
+        """Write over the note, which takes no further room: the disk may have become full."""
+        content = entry.model_dump_json().encode().ljust(_NOTE_BYTES)
+        with contextlib.suppress(OSError):
+            file = os.open(self._note, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(file, content, 0)
+                os.ftruncate(file, len(content))
+            finally:
+                os.close(file)
+
+    def _log_lost_run(self, note: Path) -> None:
         try:
-            lost = run_log.RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
-            cost = _cost(lost, read_recipe_or_none(self.artifacts))
-            if lost.run_id and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
+            lost = run_log.RunEntry.model_validate_json(note.read_bytes())
+            cost = cost_of_run(lost, read_recipe_or_none(self.artifacts))
+            is_killed = lost.outcome == "crashed" and lost.run_id
+            if is_killed and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
                 stages = _with_outcome(lost.stages, "cancelled", instead_of="crashed")
                 lost = lost.model_copy(update={"outcome": "cancelled", "error": None, "stages": stages})
             run_log.append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
-            pass
-        except (EvergreenError, OSError, ValueError):
-            logger.warning("%s: an earlier run could not be logged", self.artifacts.run_log, exc_info=True)
+            return
+        except (EvergreenError, OSError) as failure:
+            logger.warning(
+                "%s: an earlier run could not be logged; the next one tries it: %s", self.artifacts.run_log, failure
+            )
+            return
+        except ValueError:
+            logger.warning("%s: ignored, because it is damaged", note)
+        if note != self._note:
+            _remove(note)
 
     def _entry(self, error: BaseException | None) -> run_log.RunEntry:
         results = RunResults(self.artifacts)
@@ -141,7 +181,7 @@ class RunRecorder:
             tag=receipt.tag if receipt else None,
             git_commit=git_commit_with_dirty_mark(self.artifacts.root, recipe) if recipe else None,
         )
-        return entry.model_copy(update={"cost": _cost(entry, recipe)})
+        return entry.model_copy(update={"cost": cost_of_run(entry, recipe)})
 
     def _outcome(
         self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None
@@ -174,7 +214,19 @@ def _with_outcome(
     }
 
 
-def _cost(entry: run_log.RunEntry, recipe: Recipe | None) -> float | None:
+def _hold(note: Path) -> AbstractContextManager[None]:
+    """Hold the lock of the note of an unfinished run; TransientError if its run goes on."""
+    return hold_file_lock(note.with_suffix(".lock"), f"the run {note.stem}")
+
+
+def _remove(note: Path) -> None:
+    """Remove a note whose lock is held: no other run has its name."""
+    note.unlink(missing_ok=True)
+    note.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def cost_of_run(entry: run_log.RunEntry, recipe: Recipe | None) -> float | None:
+    """Return what a run has cost by `launch.price_per_hour`; None if the recipe gives no price."""
     price = recipe.launch.price_per_hour if recipe else None
     return None if price is None else round((entry.seconds or 0.0) / 3600 * price, 4)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
-from params.foundation.artifacts import MAX_PROFILE_BYTES, PROFILE, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import MAX_BYTES, Artifacts, replace_folder_atomically
 from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
 from tasks.hub_server.server import LocalHub, new_token
 
@@ -117,10 +117,11 @@ def fetch_model_once(artifacts: Artifacts, repository: HubRepository, commit: st
         logger.info("downloading the published model, %s of %s", commit, repository.id)
         with replace_folder_atomically(folder) as staging:
             repository.download_model(commit, staging)
-            with contextlib.suppress(HubRefusedError):  # a profile may be too large: then there is none
-                read = partial(repository.read, commit, PROFILE, max_bytes=MAX_PROFILE_BYTES)
-                if content := repository.retry_until_clear(read):
-                    (staging / PROFILE).write_bytes(content)
+            for name, size in MAX_BYTES.items():
+                with contextlib.suppress(HubRefusedError):  # one may be too large: then there is none
+                    read = partial(repository.read, commit, name, max_bytes=size)
+                    if content := repository.retry_until_clear(read):
+                        (staging / name).write_bytes(content)
             shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
     return folder
 

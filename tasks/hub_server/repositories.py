@@ -163,6 +163,17 @@ class BareRepository:
                 raise HubError(400, f"{above!r} cannot be both a file and the folder of {path!r}")
         return git_objects.write_commit(git, files, [parent], message, user)
 
+    def squash(self, branch: str, *, message: str, user: str) -> None:
+        """Give a branch a history of one commit with its files. HubError 404 if it does not exist."""
+        with self.writing() as git:
+            ref = to_full_ref("heads", branch)
+            if ref not in git.refs:
+                raise HubError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+            head = git.refs[ref]
+            git.refs.set_if_equals(
+                ref, head, git_objects.write_commit(git, git_objects.list_file_blobs(git, head), [], message, user)
+            )
+
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
         """Create a branch or a tag. HubError 409 if it exists already, 400 for an invalid name."""
         with self.writing() as git:

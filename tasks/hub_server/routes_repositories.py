@@ -201,6 +201,22 @@ def delete_branch(target: requests.Writable, branch: requests.Quoted) -> request
     return {}
 
 
+class _Squash(requests.JsonBody):
+    message: str
+
+
+@router.post(requests.API + "/super-squash/{branch}")
+def squash_branch(
+    target: requests.Writable,
+    user: requests.RequiredUser,
+    branch: requests.Quoted,
+    sent: Annotated[_Squash, Depends(_Squash.read)],
+) -> requests.Json:
+    """Replace the history of a branch by one commit."""
+    target.repository.squash(branch, message=sent.message, user=user)
+    return {}
+
+
 class _ValidateCard(requests.JsonBody):
     content: str
     repo_type: str = Field(default="model", alias="repoType")

@@ -93,6 +93,19 @@ def read_file_columns(path: Path, name: str) -> set[str]:
     return {"text"}
 
 
+def read_cells(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the address and the cells of each row of a CSV file, by column, as they are written.
+
+    Raises:
+        DataError: the file is no CSV file, empty, unreadable or malformed.
+    """
+    if encodings.format_suffix(path) not in TABLE_SUFFIXES:
+        raise DataError(name, "is no CSV file", "save the table as CSV, in UTF-8")
+    with translate_read_errors(path, name), open_table(path, name) as (_, records, delimiter):
+        header = _csv_header(records, path, name, delimiter)
+        yield from ((where, dict(zip(header, cells, strict=True))) for where, cells in records)
+
+
 @contextlib.contextmanager
 def translate_read_errors(path: Path, name: str) -> Iterator[None]:
     """Refuse an empty file, and raise errors of reading `path` as a `DataError` that names the file."""

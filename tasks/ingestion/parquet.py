@@ -118,6 +118,8 @@ class WrittenPart:
     """Rows without one."""
     left_out: int = 0
     """Rows that `where` leaves out."""
+    names: Sequence[str] = ()
+    """The columns of its rows as the source calls them."""
     keys: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     """With `max_rows`, a hash of each row, (rows,)."""
 

@@ -39,13 +39,7 @@ _MEASURED_ROWS = 512
 
 
 def write_parts(
-    source: OpenedSource,
-    split: str,
-    choice: RowChoice,
-    division: SplitAssigner,
-    *,
-    folder: Path,
-    workers: ShardWorkers,
+    source: OpenedSource, split: str, choice: RowChoice, division: SplitAssigner, *, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
     works = list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
@@ -77,15 +71,17 @@ def _write_files(
 def _write(
     choice: RowChoice, division: SplitAssigner, folder: Path, part: tuple[int, Iterator[SourceBatch]]
 ) -> WrittenPart:
-    times, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    times, keys, names = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], dict[str, None]()
 
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
         for source_batch in part[1]:
-            batch, rows, taken = choice.apply(*to_readable_batch(source_batch))
-            check_columns(batch.rows.schema.names, [*division.group_by])
+            read = to_readable_batch(source_batch)
+            names.update(dict.fromkeys(read[0].rows.schema.names))
+            batch, rows, taken = choice.apply(*read)
             if choice.time_column:
-                check_columns(batch.rows.schema.names, [choice.time_column], "data.time_column")
-                times.append(read_times(batch.rows[choice.time_column])[np.array(taken, np.bool_)])
+                is_there = choice.time_column in batch.rows.schema.names
+                own = read_times(batch.rows[choice.time_column]) if is_there else np.full(len(rows), NO_TIME)
+                times.append(own[np.array(taken, np.bool_)])
             if choice.max_rows:
                 keys.append(_keys(rows))
             splits = division.of(rows)
@@ -96,7 +92,8 @@ def _write(
     known = every[every != NO_TIME]
     earliest, latest = (int(known.min()), int(known.max())) if len(known) else (NO_TIME, NO_TIME)
     untimed = len(every) - len(known)
-    return replace(written, earliest_us=earliest, latest_us=latest, untimed=untimed, keys=np.concatenate(keys))
+    more: Any = {"names": tuple(names), "untimed": untimed, "keys": np.concatenate(keys)}
+    return replace(written, earliest_us=earliest, latest_us=latest, **more)
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> NDArray[np.uint64]:

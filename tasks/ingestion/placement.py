@@ -102,7 +102,7 @@ class TimeLimits:
 
     def destinations(self, times: NDArray[np.int64], split: str, newest: int, allowed: Sequence[str]) -> Destinations:
         """Return where rows of a split go. Those without a time, or after the newest one, go to a split whose check sets them aside."""
-        found: Any = np.full(len(times), split, object)
+        found: Any = np.full(len(times), "train" if self.by_time else split, object)
         if self.by_time:
             found[times > newest - self.validation_us] = "validation"
             found[times > newest - self.test_us] = "test"

@@ -30,7 +30,6 @@ class IngestReport(Report):
     """Hash of each split's files, see trainer.data.shards.folder_sha256; also of `corpus`, `corrections` and `suites/<name>`, if there are any."""
     corpus_revision: str = ""
     """What the documents of `data.corpus` depend on."""
-
     sources: dict[str, dict[str, int]] = pydantic.Field(default_factory=dict)
     """Rows by split of each of several sources."""
     left_out: dict[str, int] = pydantic.Field(default_factory=dict)
@@ -40,7 +39,8 @@ class IngestReport(Report):
 
     @property
     def summary(self) -> str:
-        left_out = sum(self.left_out.values())
-        return ", ".join(f"{count:,} {split}" for split, count in self.rows.items()) + (
-            f" rows; {left_out:,} left out" if left_out else " rows"
-        )
+        told, left_out = list[str](), sum(self.left_out.values())
+        for split, count in self.rows.items():
+            own = ", ".join(f"{rows[split]:,} {name}" for name, rows in self.sources.items() if rows.get(split))
+            told.append(f"{count:,} {split}" + (f" ({own})" if own else ""))
+        return ", ".join(told) + (f" rows; {left_out:,} left out" if left_out else " rows")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -17,6 +18,7 @@ from params.sections.data import Source
 from tasks.ingestion.batches import SourceBatch, rename_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.split_assigner import canonical_json
+from tasks.shards.split_rows import NUMBER
 from trainer.column_template import PromptTemplate
 
 SOURCE: Final = "source"
@@ -51,8 +53,6 @@ class RowChoice:
             files = [path for _, path in find_named_source_files(where)]
             files += [path for file in files for path in find_imports_beyond_ingest(file).values()]
             code = [file_sha256(path) for path in files]
-        else:
-            where = {name: [*map(_comparable, values)] for name, values in where.items()}
         return cls(key, source_name(key), source.columns, where, code, source.max_rows, time_column)
 
     def apply(
@@ -61,16 +61,15 @@ class RowChoice:
         """Return a batch with the columns of the recipe, its rows, and which of them are taken.
 
         Raises:
-            RecipeError, DataError: there is no such column, or two would have one name; the function of `where` raises an error.
+            RecipeError, DataError: two columns would have one name; the function of `where` raises an error.
         """
         taken = [self._takes(row, batch, i) for i, row in enumerate(rows)] if self.where else [True] * len(rows)
         if self.columns:
             batch, rows = self._renamed(batch, rows)
         if self.name and SOURCE in batch.rows.schema.names:
             what = f"has a column `{SOURCE}`, which is the one that says which of several sources a row is from"
-            raise DataError(
-                batch.address(0), what, f"rename it, for example by `{self.key}.columns: {{origin: {SOURCE}}}`"
-            )
+            fix = f"rename it, for example by `{self.key}.columns: {{origin: {SOURCE}}}`"
+            raise DataError(batch.address(0), what, fix)
         return batch, rows, taken
 
     def named(self, batch: SourceBatch) -> SourceBatch:
@@ -90,7 +89,15 @@ class RowChoice:
             except Exception as error:
                 what = f"`{self.where}` ({self.key}.where) raised {type(error).__name__}: {error}"
                 raise DataError(batch.address(i), what, "fix the function, or the row") from error
-        return all(_comparable(row.get(name)) in values for name, values in self.where.items())
+        return all(any(_says(row.get(name), one) for one in values) for name, values in self.where.items())
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raise a RecipeError if the source, whose rows have these columns, lacks one that the recipe names; a single row may."""
+        read = {f"columns.{new}": [*self._template(new, text).columns] for new, text in self.columns.items()}
+        read |= {"where": [] if isinstance(self.where, str) else [*self.where]}
+        for key, old in ((key, old) for key, several in read.items() for old in several if old not in known):
+            fix = suggestion(old, sorted(known), "columns")
+            raise RecipeError.at(f"{self.key}.{key}", f"the rows have no column `{old}`", fix)
 
     def _template(self, new: str, text: str) -> PromptTemplate:
         from trainer.column_template import column_or_template
@@ -105,16 +112,13 @@ class RowChoice:
         from trainer.column_template import names_columns
 
         known = batch.rows.schema.names
-        names = {old: new for new, old in self.columns.items() if not names_columns(old)}
-        templates = {new: self._template(new, text) for new, text in self.columns.items() if names_columns(text)}
-        read = {new: [*template.columns] for new, template in templates.items()} | {
-            new: [old] for old, new in names.items()
-        }
-        for new, old in ((new, old) for new, several in read.items() for old in several if old not in known):
-            fix = suggestion(old, known, "columns")
-            raise RecipeError.at(f"{self.key}.columns.{new}", f"the rows have no column `{old}`", fix)
-        texts = {new: [template.fill(row) for row in rows] for new, template in templates.items()}
-        merged = {name for new in templates for name in read[new]} - names.keys()
+        found = {new: self._template(new, text) for new, text in self.columns.items()}
+        found = {new: template for new, template in found.items() if {*template.columns} & {*known}}
+        names = {self.columns[new]: new for new in found if not names_columns(self.columns[new])}
+        templates = {new: template for new, template in found.items() if new not in names.values()}
+        # of a row without any of the columns, only what stands around them would be left
+        texts = {new: [one.fill(row) if one.values(row) else None for row in rows] for new, one in templates.items()}
+        merged = {name for template in templates.values() for name in template.columns} - names.keys()
         kept = [name for name in known if name not in merged or name not in texts]
         twice = [
             name for name, count in Counter([*(names.get(name, name) for name in kept), *texts]).items() if count > 1
@@ -133,6 +137,12 @@ class RowChoice:
         return batch, renamed
 
 
-def _comparable(value: Any) -> str | None:
-    """Return what is equal for the text and the number or truth value that it says: files without types have texts."""
-    return None if value is None else canonical_json(value).strip('"')
+def _says(value: Any, wanted: Any) -> bool:
+    """Whether a value is the one that `where` names; a text may say a number or a truth value, because files without types have texts."""
+    if value is None or wanted is None or (isinstance(value, str) and isinstance(wanted, str)):
+        return bool(value == wanted)
+    text, other = (own if isinstance(own, str) else canonical_json(own).strip('"') for own in (value, wanted))
+    if isinstance(value, str) and isinstance(wanted, int | float):
+        is_number = re.fullmatch(NUMBER, text.strip()) and not isinstance(wanted, bool)
+        return float(text) == wanted if is_number else text.strip().lower() == other
+    return text == other

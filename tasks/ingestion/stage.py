@@ -41,7 +41,7 @@ from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows, type_name
-from tasks.shards.times import iso_text
+from tasks.shards.times import NO_TIME, iso_text
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
@@ -106,9 +106,8 @@ def ingest(
         _set_shares(sources, data.split)
         columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
-        if any(source.shares for source in sources) and {*mixed} & {
-            *data.group_by
-        }:  # rows with 7 belong to those with "7"
+        # rows with 7 belong to those with "7"
+        if any(source.shares for source in sources) and {*mixed} & {*data.group_by}:
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
             group_by = {name: name in mixed for name in data.group_by}
@@ -201,6 +200,11 @@ def _write_rows(
                     shards = {name: shard.model_copy(update=known) for name, shard in part.shards.items()}
                     source.parts.append(PlacedPart(part, source.allowed, shards))
                     row_id += part.rows
+            if names := {name for part in source.parts for name in part.written.names}:
+                choice.check_names(names)
+            if own := sorted({name for part in source.parts for name in part.written.columns}):
+                check_columns(own, data.group_by)
+                check_columns(own, [data.time_column] if data.time_column else [], "data.time_column")
     return columns
 
 
@@ -212,9 +216,9 @@ def _place(sources: Sequence[_ReadSource], data: Data, folder: Path) -> tuple[di
         parts = [part for source in sources for part in source.parts]
         newest, until = place_by_time(folder, parts, limits, int((time.time() + _LATEST_S) * 1e6))
         times = {"column": limits.column, "newest": newest, "split": data.split.by}
-        learned = iso_text(until)
+        learned = iso_text(until) if until != NO_TIME else ""
     for source in sources:
-        if source.keys.max_rows:
+        if source.keys.max_rows and source.parts:
             keep_smallest_hashes(folder, source.parts, source.keys.max_rows)
         for reason, count in source.left_out.items():
             logger.info("ingest: left out %d rows of %s: %s", count, source.key, reason)

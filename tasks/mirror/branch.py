@@ -4,8 +4,8 @@
     checkpoint-<step>/    with `launch.mirror: all`
     best/                 the best weights so far, with the tokenizer: `from_pretrained(..., subfolder="best")`
 
-Every change is one commit on the head that it was made for, so each commit of the branch holds whole checkpoints. Files are
-compared with their manifest when they are read for an upload, and after a download.
+Every change is one commit on the head that it was made for, so each commit of the branch holds whole checkpoints. With `last`, the
+history of the branch is then rewritten to one commit: older checkpoints take no room for ever. Files are compared with their manifest when they are read for an upload, and after a download.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class CheckpointsBranch:
     def where(self) -> str:
         return f"{self.repository.where}, branch {BRANCH}"
 
-    def put(self, folders: Mapping[str, list[CommitOperationAdd]], title: str) -> str:
-        """Make each of `folders` hold exactly these files, in one commit, and return its id."""
+    def put(self, folders: Mapping[str, list[CommitOperationAdd]], title: str, *, squash: bool) -> str:
+        """Make each of `folders` hold exactly these files, in one commit, and return its id; with `squash`, it has no parents."""
         head = self.repository.ensure_exists(private=self.private).branches.get(BRANCH)
         if head is None:  # it starts from the first commit of main
             first = self.repository.history()[-1].commit_id
@@ -80,9 +80,13 @@ class CheckpointsBranch:
         added = {operation.path_in_repo for operations in folders.values() for operation in operations}
         gone = [p for p in self.repository.tree(head) if p.partition("/")[0] in folders and p not in added]
         operations = [a for operations in folders.values() for a in operations]
-        return self.repository.commit(
+        commit = self.repository.commit(
             [*operations, *map(CommitOperationDelete, gone)], parent=head, title=title, trailers={}, branch=BRANCH
         )
+        if squash:
+            self.repository.api.super_squash_history(self.repository.id, branch=BRANCH, commit_message=title)
+            commit = self.repository.refs().branches.get(BRANCH, commit)
+        return commit
 
     def checkpoints(self) -> Iterator[MirroredCheckpoint]:
         """Yield the checkpoints of the branch, the highest step first."""

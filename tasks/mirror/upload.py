@@ -178,7 +178,8 @@ class _Uploader:
         line = ""
         if folders:
             title = f"Keep {' and '.join(names)}"
-            line = f"{' and '.join(names)} at {self._branch.where}: commit {self._branch.put(folders, title)}"
+            commit = self._branch.put(folders, title, squash=not self._queue.keep_all)
+            line = f"{' and '.join(names)} at {self._branch.where}: commit {commit}"
         for sealed in done:
             self._queue.remove(sealed)
         return line

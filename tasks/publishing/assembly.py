@@ -59,12 +59,11 @@ def assemble_and_plan_release(
 def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], replaced: ReleaseReference | None) -> Path:
     """Collect the files of a release that replaces a model, with its provenance as `record`, and return their folder.
 
-    Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
-    read, only if the recipe sets `validation.drift`.
+    Rows of the data are quoted only if the repository is private.
     """
     artifacts, publish = candidate.artifacts, candidate.publish
     pictures = draw_card_charts(artifacts)
-    asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
+    has_profile = load(artifacts.recipe_path).validation.releases_profile(private=publish.private)
     texts = {
         FILE: json.dumps(record, indent=1) + "\n",
         "report.html": render_report_page(artifacts, timings=None, quote_rows=publish.private),
@@ -73,7 +72,7 @@ def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], rep
     with replace_folder_atomically(artifacts.staged_release) as folder:
         copy_model_for_release(artifacts, publish.adapter, folder, limit=candidate.reading_limit)
         for path in (artifacts.data_profile, artifacts.known_rows):
-            if path.exists() and (publish.private or asks_for_drift):
+            if path.exists() and has_profile:
                 shutil.copy(path, folder)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
             (folder / name).write_bytes(content)

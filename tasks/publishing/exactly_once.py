@@ -95,9 +95,8 @@ class RepositoryState:
         `merged` are commits with which pull requests of its name were merged.
         """
         repository, release, commits = self.repository, self.release, self.repository.history()
-        superseded = (
-            tree_weights_digest(self.files) != release.weights
-        )  # another release followed, or it was rolled back
+        # another release followed, or it was rolled back
+        superseded = tree_weights_digest(self.files) != release.weights
         note = "it was published before, and main holds another model now" if superseded else ""
         if self.tagged in {commit.commit_id for commit in commits}:
             return ReleaseOutcome("published", self.tagged, "found by its tag", note=note)

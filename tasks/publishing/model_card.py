@@ -26,7 +26,7 @@ from tasks.publishing.provenance import FILE
 from tasks.stages import Report, read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
-from tasks.validation.report import ValidationReport
+from tasks.validation.report import ValidationReport, make_environment
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
@@ -55,7 +55,6 @@ ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown un
 _LICENSES = frozenset(_KNOWN.split())
 """The licenses that the Hub accepted in May 2026 (https://github.com/huggingface/huggingface_hub/issues/4218). The Hub refuses a
 card with another one, so that is named beside `other`."""
-_TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _MAX_SLICES = 12
 """Slices of one column or function that the card lists, the worst first."""
 _MAX_CHANGED = 5
@@ -169,25 +168,18 @@ def render_model_card(
 
 @functools.cache
 def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # noqa: S701 (Markdown)
-    )
-    environment.filters.update(
-        text=_text,
-        code=_code,
-        number=lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
+    filters = {
+        "text": _text,
+        "code": _code,
+        "number": lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
         # what a model's scores of a row say, before another fact
-        notes=lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
+        "notes": lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
         # a text on one line; JSON writes printable text as Python does, in double quotes
-        python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
-    )
+        "python": lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
+    }
+    environment = make_environment(filters, is_html=False)
     environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return environment.get_template("publishing/model_card.md.jinja")
 
 
 def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetails) -> dict[str, Any]:

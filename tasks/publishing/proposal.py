@@ -61,6 +61,24 @@ class ReleaseProposals:
 
         self.repository.retry_until_clear(attempt, missing=lambda: None)
 
+    def decision(self, number: int) -> ReleaseOutcome | None:
+        """Return what a person has decided on a pull request; None if it waits, or if we have closed it."""
+
+        def look() -> ReleaseOutcome | None:
+            for found in self._of_any_recipe():
+                if found.num != number:
+                    continue
+                if found.status == "closed" and self._is_rejected(found):
+                    return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
+                if found.status == "merged":
+                    self._tag_merged([found])
+                    if commit := self.repository.refs().tags.get(_named(found)["tag"]):
+                        note = f"pull request {number} was merged"
+                        return ReleaseOutcome("published", commit, pull_request=number, note=note)
+            return None
+
+        return self.repository.retry_until_clear(look, missing=lambda: None)
+
     def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> ReleaseOutcome:
         """Make one attempt; it can be repeated whatever it raises."""
         repository, state = self.repository, RepositoryState.read(self.repository, release)

@@ -43,6 +43,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         fix = "write ${NAME} instead, and set the environment variable NAME to the password"
         raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
     ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
+    start = trained.started_from
     return {
         "schema": SCHEMA,
         "recipe": {
@@ -55,7 +56,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "objective": recipe.objective.model_dump(mode="json"),
         "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
-        "start": trained.started_from.model_dump(mode="json") if trained.started_from else None,
+        "start": start.model_dump(mode="json") if start else None,
         "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
@@ -65,7 +66,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
             "rows": ingested.rows,
             "columns": ingested.columns,
             "sha256": ingested.data_sha256,
-            "learned_until": ingested.learned_until,
+            "learned_until": max(ingested.learned_until, start.learned_until if start else ""),
             "split": recipe.data.split.by,
         },
         "dvc_lock": _dvc_lock(artifacts),

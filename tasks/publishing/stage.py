@@ -24,6 +24,7 @@ from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
+from tasks.publishing.unlogged import log_champion_without_line, log_decision, undecided_proposal
 from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 
@@ -66,6 +67,8 @@ def publish(
             logger.info("publish: %s", line)
         save_report(dry_run, artifacts.receipt)
         return dry_run
+    log_decision(candidate)
+    log_champion_without_line(candidate)
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=repo_id, endpoint=endpoint)
@@ -80,7 +83,8 @@ def publish(
     if receipt is None:
         _withdraw_proposals(candidate)
         assert blessing.champion is not None, "there is a champion to keep"
-        receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
+        place = blessing.champion.model_dump(exclude={"weights", "learned_until"})
+        receipt = Receipt(status="kept", reasons=blessing.reasons, **place)
     log_reasons("publish", receipt.status, receipt.reasons)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
@@ -88,7 +92,7 @@ def publish(
 
 
 def _withdraw_proposals(candidate: Candidate) -> None:
-    if candidate.publish.approval == "none" or candidate.publish.dry_run:
+    if candidate.publish.dry_run or (candidate.publish.approval == "none" and not undecided_proposal(candidate)):
         return
     from tasks.publishing.proposal import ReleaseProposals
 
@@ -125,6 +129,9 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
             )
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
+                if undecided_proposal(candidate):
+                    reason = f"The recipe asks for no approval any more: {release.tag} was published."
+                    ReleaseProposals(patient, artifacts.recipe).withdraw(reason)
             else:
                 outcome = ReleaseProposals(patient, artifacts.recipe).propose(release)
     shutil.rmtree(artifacts.staged_release)

@@ -1,105 +1,52 @@
-"""The commands on releases: list them, roll back to an older one.
-
-evergreen releases                                     of every recipe in params/
-evergreen rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
-"""
+"""The commands `rollback` and `reproduce`, for tasks/commands.py: imported at the start of every command, so they import late."""
 
 from __future__ import annotations
 
-import contextlib
-import getpass
-import logging
-import subprocess
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
-from params import HubRefusedError, RecipeError, load
-from params.foundation.artifacts import Artifacts
-from params.schema import Publish
-from tasks.evaluation import release_events
-from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
-from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
-from tasks.hub_client.repository import HubRepository
-from tasks.releases import rollback
+from typer import Argument, Option
 
-logger = logging.getLogger(__name__)
+from params.loading import find_recipe
 
 
-def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
-    """Print the releases of recipes, or that there are none yet; HubRefusedError if a repository cannot be read that `must_exist`."""
-    for path in chosen:
-        publish = load(path).publish
-        print(f"{path.stem}: {publish.repo_id} on {name_of_hub(resolve_hub_endpoint(publish.endpoint))}")
-        events = release_events.read_release_events(Artifacts(path.stem))
-        with _open(path, publish) as repository:
-            try:
-                lines = _release_lines(repository, events)
-            except HubRefusedError as error:
-                if must_exist:
-                    raise
-                lines = [error.what]
-        print("\n".join(f"  {line}" for line in lines))
-        for entry in events:
-            print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
+def rollback(
+    tag: Annotated[str, Argument(help="Tag of the release, for example release-0123456789ab.")],
+    *,
+    why: Annotated[str, Option(help="The reason; `releases` shows it.")],
+    by: Annotated[str | None, Option(help="Your name. By default the user.name of git.")] = None,
+    recipe: Annotated[
+        Path | None,
+        Option(
+            parser=find_recipe,
+            metavar="RECIPE",
+            help="The recipe that published it. By default the one whose repository has the tag.",
+        ),
+    ] = None,
+) -> None:
+    """Publish an older release again, whatever the gate says.
 
-
-def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent]) -> list[str]:
-    commits = read_main_commits(repository)
-    if not commits and any(event.event in ("published", "rollback") for event in events):
-        fix = "set HF_TOKEN to one that may read it, or publish again"
-        raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
-    has_release = any(commit.kind == "release" for commit in commits)
-    return [*(release_table_lines(commits) if commits else []), *([] if has_release else ["no release yet"])]
-
-
-def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
-    """Publish the files of an older release again, as a new commit that says who asked for it and why.
-
-    Running it again is safe.
-
-    Raises:
-        RecipeError: the repositories of several recipes have this tag.
-        HubRefusedError, TransientError: as `rollback.commit_rollback`.
+    The files of that release become a new commit, with the reason and your name.
     """
-    path = recipe or _recipe_with(tag)
-    publish = load(path).publish
-    with _open(path, publish, to_write=True) as opened:
-        repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
-        if not by:  # as git or else this machine knows the user
-            found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
-            by = found.strip() or getpass.getuser()
-        commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
-    if changed:
-        where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
-        event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
-        release_events.append_release_event(Artifacts(path.stem), event)
-    print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
+    from tasks.releases.recipe_releases import roll_back_and_log
+
+    roll_back_and_log(tag, recipe=recipe, by=by, why=why)
 
 
-def list_recipe_paths() -> Sequence[Path]:
-    """Return the recipes in params/, by name."""
-    return sorted(Path("params").glob("*.yaml"))
+def reproduce(
+    target: Annotated[str, Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
+    *,
+    keep: Annotated[bool, Option("--keep", help="Keep the temporary clone.")] = False,
+    chain: Annotated[
+        bool, Option("--chain", help="Train again the release that it started from, too, and so on to the first.")
+    ] = False,
+) -> None:
+    """Train a release again, and compare the weights.
 
+    Works in a temporary clone of this project. Succeeds if the weights have the same hash.
+    """
+    from tasks.hub_client.connection import find_repository_endpoint
+    from tasks.releases.reproduce import reproduce
 
-def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> AbstractContextManager[HubRepository]:
-    artifacts = Artifacts(recipe.stem)
-    return open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write)
-
-
-def _recipe_with(tag: str) -> Path:
-    """Return the recipe whose repository has a tag."""
-    found: dict[tuple[str, str], Path] = {}
-    for path in list_recipe_paths():
-        publish = load(path).publish
-        with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
-            if tag in repository.retry_until_clear(repository.refs).tags:
-                found.setdefault((publish.endpoint, publish.repo_id), path)
-    if not found:
-        fix = "choose a tag that `evergreen releases` lists"
-        raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
-    if len(found) > 1:
-        names = " and ".join(repo_id for _, repo_id in found)
-        raise RecipeError("params/", f"the tag {tag} is in {names}", "say which with --recipe params/<recipe>.yaml")
-    return next(iter(found.values()))
+    endpoint = find_repository_endpoint(target.partition("@")[0])
+    reproduce(Path(), target, endpoint=endpoint, keep=keep, chain=chain)

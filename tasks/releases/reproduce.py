@@ -56,25 +56,32 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False, cha
         EvergreenError: a stage failed in the clone.
     """
     release = _read_release(root, target, endpoint)
-    parents = _read_parents(root, release)
+    parents = _read_parents(root, release, needs_all=chain)
     _make_again(root, release, keep=keep)
     for parent in parents if chain else ():
         logger.info("reproduce: the release before it")
         _make_again(root, parent, keep=keep)
 
 
-def _read_parents(root: Path, release: ReproducibleRelease) -> list[ReproducibleRelease]:
-    """Return the release that a release started from, the one that this started from, and so on; ModelError if the Hub lacks one."""
-    found = []
+def _read_parents(root: Path, release: ReproducibleRelease, *, needs_all: bool) -> list[ReproducibleRelease]:
+    """Return the release that a release started from, the one that this started from, and so on.
+
+    ModelError if the Hub lacks the first of them or, with `needs_all`, any; a warning otherwise.
+    """
+    found = list[ReproducibleRelease]()
     while start := release.record.start:
-        what = f"it started from {start.name}, commit {start.commit}, "
-        fix = "bring that release back to the Hub: without it the training cannot be repeated"
         try:
             parent = _read_release(root, f"{start.repo_id}@{start.commit}", start.endpoint)
+            why = "" if weights_digest(parent.weights) == start.weights else "it has other weights now"
         except (HubRefusedError, ModelError) as error:
-            raise ModelError(release.where, f"{what}which is missing: {error.where}: {error.what}", fix) from None
-        if weights_digest(parent.weights) != start.weights:
-            raise ModelError(release.where, f"{what}whose weights are others now", fix)
+            why = f"{error.where}: {error.what}"
+        if why:
+            what = f"it started from {start.name}, commit {start.commit}, which is not there as it was: {why}"
+            if needs_all or not found:
+                fix = "bring that release back to the Hub: without it the training cannot be repeated"
+                raise ModelError(release.where, what, fix)
+            logger.warning("reproduce: %s: %s, so it could not be made again itself", release.where, what)
+            break
         found.append(parent)
         release = parent
     return found
@@ -105,7 +112,7 @@ def _pin_recorded_start(clone: ProjectClone, made: Artifacts, release: Reproduci
     """Let the validate stage of the clone pin the release that a release started from, whatever is published now."""
     start = release.record.start
     made.start_to_pin.parent.mkdir(parents=True, exist_ok=True)
-    made.start_to_pin.write_text(start.model_dump_json() if start else "null", encoding="utf-8")
+    made.start_to_pin.write_text(start.model_dump_json(exclude_defaults=True) if start else "null", encoding="utf-8")
     hub = clone.original / LOCAL_FOLDER
     if start and start.endpoint == LOCAL and hub.exists() and not (clone.project / LOCAL_FOLDER).exists():
         (clone.project / LOCAL_FOLDER).symlink_to(hub.resolve())  # the stages that are run only read it

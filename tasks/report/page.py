@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ def render_report_page(
     """
     results = RunResults(artifacts, local=timings is not None)
     top = derive_headline(results, timings)
+    if top.failed and not quote_rows:  # errors quote rows
+        top = replace(top, reasons=("What went wrong is in the log of the run.",))
     receipt = None if top.failed else receipt_of_this_verdict(results)
     checked = (artifacts.failed_validation if top.failed == "validate" else artifacts.validated) / "report.html"
     source = artifacts.recipe_path
@@ -71,7 +73,7 @@ def render_report_page(
         "receipt": receipt,
         "earlier": results.receipt if top.failed else results.blessing.champion if results.blessing else None,
         "stages": _stages(results, top.failed, is_published=receipt is not None),
-        "validation_page": address if results.local and checked.is_file() else "",
+        "validation_page": address if results.local and quote_rows and checked.is_file() else "",
         "quote_rows": quote_rows,
         "splits": SPLITS,
         "comparison": sections.comparison_section_content(results),

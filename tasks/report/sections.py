@@ -152,7 +152,12 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: st
     )
     if len(counts) == 1:
         result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
-    return f"Compared with the {OPPONENTS[model]} {where}, the candidate is {result}."
+    missing = {
+        "the champion has learned from": compared[0].learned,
+        "not both models read as a whole": compared[0].left_out,
+    }
+    without = " and ".join(f"{count_with_noun(count, 'row')} that {why}" for why, count in missing.items() if count)
+    return f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
 
 
 def slices_section_content(results: RunResults) -> Section | None:

@@ -5,6 +5,7 @@ What depends on the objective is its `NewRecipeAdvice`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +18,7 @@ from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
+from tasks.shards.times import NO_TIME, time_of_value
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, UpTo
 from trainer.objectives.bases.lazy_imports import torch
 
@@ -116,6 +118,19 @@ def choose_gate_metric(best: AdvisedValue, labels: Mapping[str, int], test_rows:
 def estimate_rows(split: str, sample: RowSample, shares: Mapping[str, AdvisedValue]) -> int:
     """Return about how many rows a held-out split has; `shares` are those of the splits that have no files."""
     return sample.estimated(split) or round(sample.estimated("train") * shares[split].value)
+
+
+def propose_time_split(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> list[str]:
+    """Return a remark with the keys that hold out the newest tenth of the rows; none without a column of times."""
+    for column in sample.columns.values() if len(shares) > 1 else ():
+        times = [time for value in column.filled if (time := time_of_value(value)) != NO_TIME]
+        hours = (max(times) - min(times)) / 3.6e9 if times else 0.0
+        is_time = column.is_place_or_time and (column.names_rows or not column.is_numeric)
+        if is_time and hours >= 24 and 10 * len(times) >= 9 * len(column.filled):
+            span = f"{hours / 480:.0f}d" if hours >= 480 else f"{hours / 20:.0f}h"
+            keys = f"`time_column: {json.dumps(column.name)}`, `split: {{by: time, test: {span}, validation: {span}}}`"
+            return [f"the column {column.name} says when a row came; {keys} would hold out the newest rows instead"]
+    return []
 
 
 def find_few_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> list[str]:

@@ -13,11 +13,8 @@ def new(
     name: Annotated[str, Argument(metavar="NAME", help="Name of the new recipe.")],
     *,
     data: Annotated[
-        str,
-        Option(
-            metavar="WHERE",
-            help="File, folder or glob; hub:owner/name[@revision]; or a database, such as sqlite:///rows.db.",
-        ),
+        list[str],
+        Option(metavar="WHERE", help="File, folder or glob; hub:owner/name[@revision]; or sqlite:///rows.db."),
     ],
     query: Annotated[str | None, Option(help="SELECT that gives the rows of a database.")] = None,
     test: Annotated[str | None, Option(metavar="FILE", help="Held-out rows. By default a file named test.")] = None,
@@ -74,12 +71,13 @@ def new(
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    if len(scores := score or []) > 1:
-        line = f"label_column: [{', '.join(scores)}]"
-        fix = (
-            f"give --score {scores[0]} alone, and then write `{line}` into the section objective of params/{name}.yaml"
-        )
-        raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
+    scores = score or []
+    columns_line = f"`label_column: [{', '.join(scores)}]` into the section objective"
+    more = {"--data": "the others into `data.sources`, as docs/own-data.md says,", "--score": columns_line}
+    for flag, several in {"--data": data, "--score": scores}.items():
+        if len(several) > 1:
+            fix = f"give {flag} {several[0]} alone, and then write {more[flag]} of params/{name}.yaml"
+            raise RecipeError(flag, f"is there {len(several)} times, and a recipe is proposed for one", fix)
     number = next(iter(scores), None)
     texts = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
     given = (*texts, question, context, answers, choices, liked)
@@ -87,22 +85,8 @@ def new(
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     languages = {"source_language": source_language, "target_language": target_language}
     options = {name: language for name, language in languages.items() if language}
-    request = NewRecipeRequest(
-        name,
-        data,
-        query,
-        test,
-        validation,
-        model,
-        objective,
-        columns,
-        repo_id,
-        schedule,
-        may_ask,
-        max_quarantined,
-        corpus,
-        options,
-    )
+    asked = (columns, repo_id, schedule, may_ask, max_quarantined, corpus, options)
+    request = NewRecipeRequest(name, data[0], query, test, validation, model, objective, *asked)
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):
         create_recipe(request)

@@ -158,10 +158,6 @@ def _is_name(item: Any) -> bool:
     return isinstance(item, str | int)
 
 
-def _is_offset(item: Any) -> bool:
-    return isinstance(item, list) and list(map(type, item)) == [int, int, str]
-
-
 def _right_choice(column: SampledColumn, columns: Columns) -> str:
     """Return the column that says which choice is right, for records of the texts of choices and of their marks."""
     are_choices = column.kind == "record" and all(
@@ -307,7 +303,7 @@ FORMS: Final = (
     RowForm(
         "holds lists of start, end and label",
         "records of them",
-        lambda c, _: _holds(c, _is_offset),
+        lambda c, _: _holds(c, lambda one: isinstance(one, list) and [*map(type, one)] == [int, int, str]),
         _changed(lambda offsets: [{"label": label, "start": start, "end": end} for start, end, label in offsets]),
     ),
     _Label(

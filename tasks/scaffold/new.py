@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ Next:
   evergreen rehearse {name}      the whole pipeline on few rows, publishing nowhere; estimates time and memory
   evergreen run {name}           the real run; publishes the model
   prefect --no-prompt deploy --name {name}      activate its schedule
-  git add params/{name}.yaml recipes.yaml prefect.yaml && git commit
+  git add params/{name}.yaml recipes.yaml prefect.yaml{data} && git commit
 To undo this: evergreen remove {name}"""
 
 
@@ -73,7 +74,10 @@ def create_recipe(request: NewRecipeRequest) -> None:
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
     _write(root, request, item, text)
-    print(*_one_row(chosen, plan), _NEXT.format(name=request.name), sep="\n")
+    is_here = (root / found.watched).resolve().is_relative_to(root.resolve()) and (root / found.watched).is_file()
+    # Large data goes to DVC instead: docs/own-data.md.
+    data = f" {shlex.quote(found.watched)}" if is_here else ""
+    print(*_one_row(chosen, plan), _NEXT.format(name=request.name, data=data), sep="\n")
 
 
 def _check_request(request: NewRecipeRequest) -> None:

@@ -162,8 +162,8 @@ def plan_recipe(
     }
     encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    few = choices.find_few_test_rows(sample, shares)
-    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *few]), encoder, usual)
+    more_remarks = [*choices.find_few_test_rows(sample, shares), *choices.propose_time_split(sample, shares)]
+    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
 
 
 def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:

@@ -297,7 +297,7 @@ def group_values_of_row(row: Mapping[str, Any], group_by: Mapping[str, bool]) ->
 
     In columns of several types, which `group_by` says, 7, "7" and "7.0" are one: which of them a row has, its file decides.
     """
-    values = {name: row[name] for name in group_by}
+    values = {name: row.get(name) for name in group_by}
     if all(map(_is_missing, values.values())):
         return None
     texts = {name: as_text(values[name]) for name, is_mixed in group_by.items() if is_mixed}

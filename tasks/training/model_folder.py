@@ -59,11 +59,9 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
     objective, state = objectives.build_objective(job.objective), tokens.read_objective_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
     loaded = network.load_trained_model(folder, objective.model_class())
-    objective.set_reference(
-        lambda: network.build_untrained_model(
-            resolve_start(job.start, job.model)[0], objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
-        )
-    )
+    initial, adapter = resolve_start(job.start, job.model)
+    parts: Any = {"objective": objective, "state": state, "tokenizer": tokenizer, "seed": job.seed, "adapter": adapter}
+    objective.set_reference(lambda: network.build_untrained_model(initial, **parts))
     documents = tokens.read_documents(job.tokens)
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, documents=documents)
 

@@ -23,6 +23,7 @@ from typing import Any
 from params import ModelError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params.loading import problems_error
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.evaluation import OwnMetrics
 from tasks.mirror.fetch import fetch_before_training
@@ -36,6 +37,7 @@ from tasks.training.versions import git_commit_with_dirty_mark, training_library
 from trainer import objectives
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import prepare_resume
+from trainer.conflicts import find_continual_conflicts
 from trainer.data import tokens
 from trainer.identity import find_unwatched_code
 from trainer.job import Job
@@ -66,10 +68,13 @@ def train(
         TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
             next start resumes from its last checkpoint.
         InputsChangedError: the code was edited before a process of the training imported it.
-        RecipeError: DVC would not notice an edit of code that decides the weights.
+        RecipeError: DVC would not notice an edit of code that decides the weights, or sections do not fit together.
         StorageError: the disk is full; the last checkpoint is intact.
     """
     read = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
+    method = objectives.build_objective(objective)
+    if found := [*find_continual_conflicts(method, model, training, launch)]:
+        raise problems_error(found)  # the worker sees one start only
     arms = Job.plan_arms(artifacts, launch, read)
     sections = arms[0].model_dump(mode="json", include={"objective", "training", "metrics"})
     for _, what, fix in find_unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
@@ -139,7 +144,7 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
 
     import_network_code()
     job, best, values = _best_arm(arms)
-    folder = job.folder
+    folder, method = job.folder, objectives.build_objective(job.objective)
     finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
     history = metrics_log.without_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
@@ -148,21 +153,14 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
             initial, adapter = resolve_start(job.start, job.model)
-            parameters = network.write_merged_and_adapter(
-                best.folder,
-                target,
-                target / artifacts.adapter.name,
-                initial,
-                objective=objectives.build_objective(job.objective),
-                state=tokens.read_objective_state(job.tokens),
-                tokenizer=tokens.read_tokenizer(job.tokens),
-                seed=job.seed,
-            )
+            parts: Any = {"objective": method, "tokenizer": tokens.read_tokenizer(job.tokens), "seed": job.seed}
+            parts["state"], beside = tokens.read_objective_state(job.tokens), target / artifacts.adapter.name
+            parameters = network.write_merged_and_adapter(best.folder, target, beside, initial, **parts)
             if job.start and not adapter:  # their base model is in a folder of this project
-                shutil.rmtree(target / artifacts.adapter.name, ignore_errors=True)
+                shutil.rmtree(beside, ignore_errors=True)
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
-        complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)
+        complete_model_folder(target, artifacts, job.model, method.release_format)
         check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
     report = TrainingReport(
         run=job.folder.name,

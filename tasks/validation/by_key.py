@@ -43,10 +43,12 @@ def find_duplicate_rows(
     return _find(expectation, rows, skip, set_aside, None)
 
 
-def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, expectations.ExpectationResult]:
-    """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
-    columns: Any = {"column_list": [*rows.splits["train"].group_by]}
-    expectation = Expectation(type=checks.GROUP_IS_IN_ONE_SPLIT, **columns)
+def find_groups_across_splits(
+    rows: RawRows, skip: Positions, columns: Sequence[str]
+) -> tuple[Expectation, expectations.ExpectationResult]:
+    """Return the check of `data.group_by`, or of equal `columns` if there are some, and the rows whose group is in an earlier split, too."""
+    listed: Any = {"column_list": [*(columns or rows.splits["train"].group_by)]}
+    expectation = Expectation(type=checks.ROW_IS_IN_ONE_SPLIT if columns else checks.GROUP_IS_IN_ONE_SPLIT, **listed)
     ends = np.array([rows.span(split).stop for split in ORDER])
     return expectation, _find(expectation, rows, skip, NOTHING, ends)
 
@@ -106,7 +108,7 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     """
     columns, part = expectations.columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
-    if expectation.type == checks.GROUP_IS_IN_ONE_SPLIT:
+    if expectation.type in (checks.GROUP_IS_IN_ONE_SPLIT, checks.ROW_IS_IN_ONE_SPLIT):
         group_by = {name: holds_several_types(part.rows.schema.field(name)) for name in columns}
         groups = [group_values_of_row(row, group_by) for row in values_of_rows(table.select(columns))]
         compared = np.setdiff1d(np.flatnonzero([group is not None for group in groups]), work.skip)

@@ -65,10 +65,8 @@ class CheckResult:
     @property
     def noted(self) -> str:
         """What a check found that does not end the stage, for people; empty if nothing, or if the page says it."""
-        if self.found.success or (self.origin == "recipe" and not self.sentence):
-            return ""
-        if self.origin == "recipe":
-            return self.sentence
+        if self.found.success or self.origin == "recipe":
+            return "" if self.found.success else self.sentence
         if self.expectation.on_failure == "report" and len(self.failing):
             return f"rows without `{self.expectation.arguments['column']}`, which are kept: {len(self.failing):,}"
         return self.sentence or (str(self.found.observed) if self.failing is NOTHING else "")
@@ -140,12 +138,14 @@ def run_checks(
     return [results[number] for number in sorted(results)]
 
 
-def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResult:
-    """Look for groups of the remaining rows, by the columns of `data.group_by`, that are in two splits of a source.
+def check_groups_across_splits(rows: RawRows, set_aside: Positions, columns: Sequence[str] = ()) -> CheckResult:
+    """Look for groups of the remaining rows, by the columns of `data.group_by`, or for rows with equal `columns`, that are in two splits.
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    return CheckResult("recipe", *find_groups_across_splits(rows, set_aside))
+    expectation, found = find_groups_across_splits(rows, set_aside, columns)
+    sentence = f"{len(found.failing):,} rows are set aside, because a split that is held out from them has equal ones"  # type: ignore[arg-type]
+    return CheckResult("recipe", expectation, found, sentence=sentence if columns and not found.success else "")
 
 
 def objective_identity(objective: Objective[Any]) -> list[Any]:

@@ -59,6 +59,8 @@ BY_KEY = frozenset({"expect_column_values_to_be_unique", "expect_compound_column
 """Expectations that flag every row of a group of equal rows, although one of them may stay."""
 GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
 """The check of `data.group_by`; not an expectation of Great Expectations."""
+ROW_IS_IN_ONE_SPLIT = "row_is_in_one_split"
+"""The same of rows that are equal to the objective."""
 
 Kind = Literal["row by row", "by key", "column by column"]
 
@@ -80,9 +82,8 @@ def columns_read_by_expectation(expectation: Expectation, schema: pa.Schema) -> 
     condition = row_condition_columns(expectation)
     if condition is None:
         return list(dict.fromkeys([*schema.names, SPLIT]))
-    own = (
-        [] if expectation.type.startswith("expect_table_") else columns_named_by_expectations([expectation])
-    )  # a table's names suffice
+    # a table's names suffice
+    own = [] if expectation.type.startswith("expect_table_") else columns_named_by_expectations([expectation])
     named = dict.fromkeys([*own, *condition])
     return [name for name in named if name in schema.names or name == SPLIT]
 

@@ -10,35 +10,39 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import types
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import CORRECTIONS, SPLITS, Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
-from tasks.shards.split_rows import SplitRows, table_of_values, values_of_column
+from tasks.shards.split_rows import NUMBER, SplitRows, table_of_values, values_of_column
 from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
 from trainer.data.shards import ROW, ROW_ID, Shard
 from trainer.objectives.bases.objective import Objective
-from trainer.objectives.bases.rows import format_row_hash, hash_but_labels, label_columns
+from trainer.objectives.bases.rows import ColumnKind, Row, format_row_hash, hash_but_labels, label_columns
 
 ROW_HASH: Final = "row_hash"
 CORRECTED: Final = "corrected_label"
 """The column of review.csv that people fill in."""
+WHY: Final = "why"
+"""The column of review.csv that says why a row is there."""
 DRAWN: Final = "random"
-"""What its column `why` says of rows that were drawn at random."""
+"""What it says of rows that were drawn at random."""
 _GROUP_ROWS: Final = 8192
-_ESCAPED: Final = re.compile(r"'(?=[=+\-@])")
+_ESCAPED: Final = re.compile(r"^'(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 """What review.csv writes before a cell that a spreadsheet would take for a formula."""
 
 
@@ -64,29 +68,43 @@ def corrected_rows(
 
 
 def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: ShardWorkers) -> CorrectionsReport:
-    corrections, drawn = _read(raw / CORRECTIONS, method)
-    wanted, changed, known = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0), set[int]()
+    table = SplitRows(raw / CORRECTIONS)
+    names, kinds = table.schema.names, method.columns()
+    labels = find_columns(method, names)[0]
+    # a text that is no number would be read as null
+    as_read = {name: kind for name, kind in kinds.items() if name in names and (name not in labels or kind != "number")}
+    rows = ((f"data.corrections, row {row[ROW_ID]}", row) for row in table.reading(as_read).rows())
+    said = read_corrections(rows, names, method)
+    corrections = {key: one.labels for key, one in said.items()}
+    drawn = {key for key, one in said.items() if DRAWN in str(one.row.get(WHY))}
+    wanted, changed = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0)
+    known, wrong = set[int](), set[int]()
+    given, has_one_column = Counter[str](), len(label_columns(kinds)) == 1
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
-        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": str(stored.schema)}
+        columns = str(stored.schema.remove_metadata())  # without what is known of the times, which new rows change
+        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": columns}
         works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in read]
         hashes = workers.run(partial(hash_shard_rows, method), works, what=f"shards ({split} rows by hash)")
         (folder / split).mkdir(parents=True)
         for own, found in zip(stored.shards, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
+            own_labels = (method.row_labels(corrections[int(found[place])]) for place in places if has_one_column)
+            given.update(label for labels in own_labels for label in {*labels})
             target = folder / split / own.shard.name
-            count = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
-            changed[split] += count
-            shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if count else own.shard)
-            if not count:
+            written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
+            changed[split] += len(written)
+            wrong |= {*found[written].tolist()}
+            shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if written else own.shard)
+            if not written:
                 link_or_copy(own.manifest.path(own.shard), target)
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
-    return CorrectionsReport(
-        corrections=len(corrections), changed=changed, unmatched=unmatched, drawn=len(drawn), drawn_wrong=sum(drawn)
-    )
+    counts = {"drawn": len(drawn & known), "drawn_wrong": len(drawn & wrong)}
+    report = CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
+    return report.model_copy(update={"given": given})
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:
@@ -96,7 +114,7 @@ def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint6
 
 
 def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the columns of corrections with the right labels, and the objective's columns that tell which row is meant.
+    """Return the objective's columns that corrections with these columns have the right labels in, and those that tell which row is meant.
 
     Raises:
         RecipeError: the objective's rows have no label.
@@ -107,45 +125,66 @@ def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str
         what = "has no effect: rows of this objective have no label beside their texts"
         raise RecipeError.at("data.corrections", what, "remove it, and correct the source")
     inputs, given = [name for name in method.columns() if name not in labels], [one for one in labels if one in names]
-    if CORRECTED in names:
-        given = [CORRECTED]
-        if len(labels) > 1:
-            what = f"`{CORRECTED}` is one of {', '.join(labels)}"
-            raise DataError("data.corrections", what, "give the corrections these columns instead")
-    if not given or not (ROW_HASH in names or {*inputs} <= {*names}):
+    if CORRECTED in names and len(labels) > 1:
+        what = f"`{CORRECTED}` is one of {', '.join(labels)}"
+        raise DataError("data.corrections", what, "give the corrections these columns instead")
+    if not (given or CORRECTED in names) or not (ROW_HASH in names or {*inputs} <= {*names}):
         what = f"needs {', '.join(labels)}, or {CORRECTED}; and {ROW_HASH}, or {', '.join(inputs)}; it has {', '.join(names)}"
         raise DataError("data.corrections", what, "add these columns")
     return given, inputs
 
 
-def _read(folder: Path, method: Objective[Any]) -> tuple[dict[int, dict[str, Any]], list[bool]]:
-    """Return the corrected values by the hash of a row, and of each that was drawn at random whether its label was wrong.
+class Correction(NamedTuple):
+    """What somebody says of a row."""
 
-    Rows of review.csv that nobody has filled in are left out.
+    where: str
+    labels: dict[str, Any]
+    """The right values, by column of the objective."""
+    row: Row
+    """All that the table has."""
+
+
+def read_corrections(
+    rows: Iterable[tuple[str, Row]], names: Sequence[str], method: Objective[Any]
+) -> dict[int, Correction]:
+    """Return the corrections in a table with these columns, by the hash of the row that each is for; of equal ones the first.
+
+    Each row of the table comes with its address. Rows of review.csv that nobody has filled in are left out.
+
+    Raises:
+        RecipeError: the objective's rows have no label.
+        DataError: a correction does not say which row it is for, or what its label is, or two contradict each other.
     """
-    kinds, rows = method.columns(), SplitRows(folder)
-    names, label = rows.schema.names, label_columns(method.columns())[:1]
+    kinds, label, found = method.columns(), label_columns(method.columns())[:1], dict[int, Correction]()
     given, inputs = find_columns(method, names)
-    found, first, drawn = dict[int, dict[str, Any]](), dict[int, int](), list[bool]()
-    for row in rows.reading({name: kind for name, kind in kinds.items() if name in names}).rows():
-        where = f"data.corrections, row {row[ROW_ID]}"
-        own = {label[0] if name == CORRECTED else name: row[name] for name in given if _is_filled(row[name])}
-        if not own:
+    for where, row in rows:
+        # beside a table with other columns, a review still says by itself that nobody has filled it in
+        is_review = CORRECTED in names and any(_is_filled(row.get(name)) for name in (CORRECTED, ROW_HASH))
+        filled = {name: row[name] for name in ([CORRECTED] if is_review else given) if _is_filled(row.get(name))}
+        if not filled:
             continue
         if _is_filled(row.get(ROW_HASH)):
             key = _parse_hash(row[ROW_HASH], where)
-        elif {*inputs} <= {*names}:
+        elif {*inputs} <= {*row}:
             key = hash_but_labels(kinds, row)
         else:
             raise DataError(where, f"has no {ROW_HASH}", f"copy it from review.csv, or add {', '.join(inputs)}")
-        own = {name: _parse(value, kinds[name], where) for name, value in own.items()}
-        if found.setdefault(key, own) != own:
-            what = f"says {own}, and row {first[key]} says {found[key]} of the same row"
+        named = {label[0] if name == CORRECTED else name: value for name, value in filled.items()}
+        own = {name: _parse(value, kinds[name], where) for name, value in named.items()}
+        first = found.setdefault(key, Correction(where, own, row))
+        if first.labels != own:
+            what = f"says {own}, and {first.where} says {first.labels} of the same row"
             raise DataError(where, what, "keep one of the two")
-        if key not in first and DRAWN in str(row.get("why")):
-            drawn.append(str(row.get("given_label")).strip() != str(next(iter(own.values()))).strip())
-        first.setdefault(key, row[ROW_ID])
-    return found, drawn
+    return found
+
+
+def is_wrong(one: Correction, kinds: Mapping[str, ColumnKind]) -> bool:
+    """Whether a row of review.csv had another label than the right one: in the column of the label, if it has that, or as `given_label`."""
+    (name, right), *_ = one.labels.items()
+    given = one.row.get(name)
+    given = _parse(given, kinds[name], one.where) if _is_filled(given) else one.row.get("given_label")
+    given, right = (sorted(map(str, own)) if isinstance(own, list) else str(own).strip() for own in (given, right))
+    return bool(given != right)
 
 
 def _is_filled(value: Any) -> bool:
@@ -153,14 +192,15 @@ def _is_filled(value: Any) -> bool:
 
 
 def _parse_hash(value: Any, where: str) -> int:
-    if not re.fullmatch("h[0-9a-f]{16}", str(value)):
-        raise DataError(
-            where, f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f", "copy it from review.csv"
-        )
-    return int(str(value)[1:], 16)
+    if not re.fullmatch("h[0-9a-f]{16}", text := str(value).strip()):
+        what = f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f"
+        raise DataError(where, what, "copy it from review.csv")
+    return int(text[1:], 16)
 
 
 def _parse(value: Any, kind: str, where: str) -> Any:
+    if kind == "number" and not re.fullmatch(NUMBER, str(value).strip()):
+        raise DataError(where, f"{value!r} is no number", "write it with digits and a point, such as 3.5")
     if kind in ("labels", "record", "records") and isinstance(value, str):
         try:
             return json.loads(value)
@@ -170,23 +210,28 @@ def _parse(value: Any, kind: str, where: str) -> Any:
     return _ESCAPED.sub("", value, count=1).strip() if isinstance(value, str) else value
 
 
-def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path: Path) -> int:
-    """Write a shard with some values changed, by the place of a row in it; return how many rows that changes, without a file if none."""
+def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path: Path) -> list[int]:
+    """Write a shard with some values changed, by the place of a row in it; return the places that this changes, without a file if none."""
     if not changes:
-        return 0
+        return []
     table, changed = own.table(), set[int]()
     for name in dict.fromkeys(name for change in changes.values() for name in change):
         field, values = table.schema.field(name), values_of_column(table[name])
         new = [changes.get(place, {}).get(name, value) for place, value in enumerate(values)]
+        if types.is_boolean(field.type):
+            new = [{"true": True, "false": False}.get(str(value).lower(), value) for value in new]
         try:
             column = table_of_values([{name: value} for value in new], pa.schema([field]))[name]
+            if types.is_integer(field.type):  # decimals would be cut off in silence
+                pa.array([value for value in new if isinstance(value, float)], pa.float64()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             what = f"a label is not of the type that column `{name}` has, {field.type}: {error}"
             raise DataError("data.corrections", what, "write it as the other rows have it") from error
-        changed |= {place for place, value in enumerate(values_of_column(column)) if value != values[place]}
+        pairs = enumerate(zip(values_of_column(column), values, strict=True))
+        changed |= {place for place, (value, was) in pairs if str(value).strip() != str(was).strip()}
         table = table.set_column(table.schema.get_field_index(name), field, column)
     if changed:
         rows = pc.subtract(table[ROW_ID], own.shard.first_row_id).cast(pa.int32())
         table = table.set_column(0, pa.field(ROW, pa.int32()), rows)
         pq.write_table(table, path, compression="zstd", row_group_size=_GROUP_ROWS)
-    return len(changed)
+    return sorted(changed)

@@ -25,20 +25,24 @@ ROW_IS_KNOWN: Final = "row_is_known_to_training"
 """The objective's check of a row against the train split; not an expectation of Great Expectations."""
 LABELS_DIFFER: Final = "labels_do_not_look_alike"
 SPLIT_HAS_LABELS: Final = "split_has_most_labels"
+SOURCE_HAS_LABELS: Final = "source_has_labels_of_corrections"
 """Checks that only report."""
 FEW_LABELS: Final = 3
 """So many labels with few rows each may all be held out by chance, even if training has no other label with few rows."""
 
 
-def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) -> list[CheckResult]:
-    """Compare the labels of the remaining rows of each split."""
+def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions, given: Counter[str]) -> list[CheckResult]:
+    """Compare the labels of the remaining rows of each split; `given` are the rows by the label that a correction gave them."""
     if not objectives.needs_row_check(method, "unseen_label") or not rows.remaining(set_aside)["train"]:
         return []
     counts = count_labels(method, rows, set_aside)
     method.model_config(method.state_of(set(counts["train"])))  # a DataError if there is nothing to learn
     held_out = counts["validation"] + counts["test"]
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
-    reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(sum(counts.values(), Counter()), method.state_of)]
+    total = sum(counts.values(), Counter[str]())
+    reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(total, method.state_of)]
+    if only := [label for label in given if 0 < total[label] <= given[label]]:
+        reported.append((SOURCE_HAS_LABELS, f"no row of the source has {list_labels(only)}, only data.corrections"))
     reported += [(SPLIT_HAS_LABELS, one) for one in _lacking_splits(counts)]
     for kind, sentence in reported:
         expectation = Expectation(type=kind, on_failure="report")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -45,7 +46,9 @@ _COMPARED: Final = 4
 _PAIRS: Final = 1 << 15
 """Pairs whose shingles are compared in one piece of work."""
 _PART_BITS: Final = np.uint64(48)
-_NO_WORD: Final = re.compile(r"[\W_]+")
+_MARKS: Final = "".join(one for one in map(chr, range(0x300, 0xFE00)) if unicodedata.category(one)[0] == "M")
+"""Vowels and tones of scripts such as Devanagari and Thai, which belong to letters."""
+_NO_WORD: Final = re.compile(rf"(?:[^\w{_MARKS}]|_)+")
 _BATCH_ROWS: Final = 1000
 
 Hashes = NDArray[np.uint64]
@@ -96,7 +99,7 @@ def hash_shingles(texts: Sequence[Mapping[str, str]]) -> tuple[Hashes, NDArray[n
     names, owners, pieces = list[int](), list[int](), list[str]()
     for number, parts in enumerate(texts):
         for name, text in parts.items():
-            if words := _NO_WORD.sub(" ", text.casefold()).strip():
+            if words := _NO_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip():
                 names.append(zlib.crc32(name.encode()) & 0xFFFF)
                 owners.append(number)
                 pieces.append(words.ljust(_SHINGLE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -76,6 +76,8 @@ class CorrectionsReport(Report):
     """Corrections of rows that review.csv had drawn at random, those with a right label included."""
     drawn_wrong: int = 0
     """How many of these had a wrong label."""
+    given: dict[str, int] = pydantic.Field(default_factory=dict)
+    """Rows by the label that a correction gives them."""
 
     @property
     def sentence(self) -> str:
@@ -112,8 +114,10 @@ class ValidationReport(Report):
 
     @property
     def summary(self) -> str:
-        """How many rows were set aside."""
-        return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({len(self.checks)} checks)"
+        """How many rows were set aside, and by which checks."""
+        found = [one for one in self.checks if one.on_failure == "quarantine" and one.unexpected_count]
+        why = ", ".join(f"{one.type}: {one.unexpected_count:,}" for one in found) or f"{len(self.checks)} checks"
+        return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({why})"
 
 
 @dataclass(frozen=True)
@@ -154,17 +158,27 @@ def render_validation_page(
 
     `failing` counts the rows that are not shown, too.
     """
-    page = _template().render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
-    return escape_direction_characters(page) + "\n"
+    page = _environment().get_template("validation/report.html.jinja")
+    content = page.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
+    return escape_direction_characters(content)
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
+    return make_environment({"shorten": shorten_value})
+
+
+def make_environment(filters: Mapping[str, Any], *, is_html: bool = True) -> jinja2.Environment:
+    """Return what fills the templates below tasks/, which name each other by their paths there."""
     import jinja2
 
-    # selecting autoescape by file name would miss this suffix
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda name: files("tasks").joinpath(name).read_text("utf-8")),
+        autoescape=is_html,  # noqa: S701 - Markdown has its own; a name would not tell, with the suffix of our templates
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=is_html,
     )
-    environment.filters["shorten"] = shorten_value
-    return environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
+    environment.filters |= filters
+    return environment

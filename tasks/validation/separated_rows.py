@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
+from tasks.validation.checks import ROW_IS_IN_ONE_SPLIT
 from tasks.validation.label_checks import ROW_IS_KNOWN
 from tasks.validation.raw_rows import (
     NOTHING,
@@ -49,8 +50,9 @@ class SeparationPlan:
     def of(cls, rows: RawRows, results: Sequence[CheckResult], max_quarantined: float) -> Self:
         aside = quarantined_positions(results)
         bad = quarantined_positions([result for result in results if result.expectation.type != ROW_IS_KNOWN])
-        if rows.splits["train"].times.get("split") == "time":
-            bad = np.setdiff1d(bad, _known_from_later(rows, results))
+        by_time = rows.splits["train"].times.get("split") == "time"
+        no_mistake = [result for result in results if by_time or result.expectation.type == ROW_IS_IN_ONE_SPLIT]
+        bad = np.setdiff1d(bad, _known_from_later(rows, no_mistake))
         report = ValidationReport(
             rows_in=rows.remaining(NOTHING),
             rows_out=rows.remaining(aside),
@@ -63,7 +65,7 @@ class SeparationPlan:
 
 
 def _known_from_later(rows: RawRows, results: Sequence[CheckResult]) -> Positions:
-    """Return the positions of the rows that repeat a newer one, or belong to its group, in another split: by time, that is no mistake."""
+    """Return the positions of the rows that repeat one of another split, or belong to its group: by time and of several sources, no mistake."""
     found = list[Positions]()
     for result in results:
         if (repeats := result.found.repeats) is not None and result.found.failing is not None:

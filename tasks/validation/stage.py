@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -110,7 +111,8 @@ def validate(
             raise RecipeError.at("validation.expectations", what, fix)
         rows = open_raw_rows(raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        plan = SeparationPlan.of(rows, _run_all_checks(method, validation, rows), validation.max_quarantined)
+        given = Counter(corrections.given if corrections else ())
+        plan = SeparationPlan.of(rows, _check_all(method, validation, rows, given), validation.max_quarantined)
         if failures := _failures(plan):
             stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
             fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
@@ -125,32 +127,14 @@ def validate(
             corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
             kept = folder / artifacts.rows.name
             hashes = copy_suites(artifacts.raw, kept, suites, method=method, rows=rows, set_aside=plan.aside)
-            drift = write_profile_and_measure_drift(
-                artifacts,
-                folder,
-                workers,
-                drift=validation.drift,
-                objective=method,
-                seed=seed,
-                repo_id=repo_id,
-                endpoint=endpoint,
-            )
+            parts: Any = {"objective": method, "repo_id": repo_id, "endpoint": endpoint}
+            settings = validation.drift
+            drift = write_profile_and_measure_drift(artifacts, folder, workers, drift=settings, seed=seed, **parts)
             found = {"drift": drift, "corpus": corpus, "suites": hashes, "corrections": corrections}
             plan = replace(plan, report=plan.report.model_copy(update=found))
-            if drift and drift.moved and validation.drift.on_drift == "fail":
+            if drift and drift.moved and settings.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
-            pin_start(
-                artifacts,
-                folder,
-                workers,
-                start=start,
-                replay=replay,
-                drift=validation.drift,
-                objective=method,
-                name=objective.name,
-                repo_id=repo_id,
-                endpoint=endpoint,
-            )
+            pin_start(artifacts, folder, workers, start=start, replay=replay, name=objective.name, **parts)
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
@@ -160,26 +144,25 @@ def validate(
     return plan.report
 
 
-def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[check_results.CheckResult]:
+def _check_all(
+    method: Objective[Any], validation: Validation, rows: RawRows, given: Counter[str]
+) -> list[check_results.CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
-    results = [*check_times(rows), *check_numbers(rows)]
-    set_aside = check_results.quarantined_positions(results)
+    results, quarantined = [*check_times(rows), *check_numbers(rows)], check_results.quarantined_positions
     checks: list[check_results.Check] = [("recipe", expectation) for expectation in validation.expectations]
-    results += check_results.run_checks(
-        [*check_results.checks_of_objective(method, rows.schema), *checks], rows, set_aside, method
-    )
+    checks = [*check_results.checks_of_objective(method, rows.schema), *checks]
+    results += check_results.run_checks(checks, rows, quarantined(results), method)
     if rows.splits["train"].group_by:
-        results.append(check_results.check_groups_across_splits(rows, check_results.quarantined_positions(results)))
+        results.append(check_results.check_groups_across_splits(rows, quarantined(results)))
+    is_by_time = rows.splits["train"].times.get("split") == "time"
+    if is_by_time or any(part.rows.shard.source for part in rows.parts):  # a hash alone puts equal rows into one split
+        results.append(check_results.check_groups_across_splits(rows, quarantined(results), [*method.columns()]))
     if validation.near_duplicates:
-        results.append(
-            check_near_duplicates(
-                method, validation.near_duplicates, rows, check_results.quarantined_positions(results)
-            )
-        )
-    return results + check_labels(method, rows, check_results.quarantined_positions(results))
+        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined(results)))
+    return results + check_labels(method, rows, quarantined(results), given)
 
 
 def _failures(plan: SeparationPlan) -> list[str]:

@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import json
 import logging
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params import ModelError
-from params.foundation.artifacts import Artifacts, link_or_copy
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
-from params.sections.rows import Drift
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import MAX_FILE_BYTES, find_known, read_content_hashes, write_hashes
+from tasks.drift.known import hash_shards, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
+from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
+from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.objectives.bases.objective import Objective
 from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
-
-if TYPE_CHECKING:
-    from tasks.hub_client.repository import HubRepository
 
 logger = logging.getLogger(__name__)
 _PUBLIC: Final = "the release of a public repository says it only if the recipe sets validation.drift"
@@ -44,7 +39,6 @@ def pin_start(
     *,
     start: Start,
     replay: Replay | None,
-    drift: Drift,
     objective: Objective[Any],
     name: str,
     repo_id: str,
@@ -62,20 +56,34 @@ def pin_start(
     target.mkdir()
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
-        columns = ComparedColumns.of(rows, objective, drift.ignore)
-        ids, hashes = read_content_hashes(rows, columns, workers)
-        write_hashes(hashes, columns, folder / artifacts.known_rows.name)
+        columns = ComparedColumns.of(rows, objective, ())
+        ids, own = map(np.concatenate, zip(*hash_shards(rows, columns, workers), strict=True))
+        learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
+            if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
+                require_token_for_hub(hub)  # without one, a private repository is as if it were not there
             logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
         else:
             logger.info("validate: the training starts from %s", pinned.name)
             with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:
-                _copy_model(fetch_model_once(artifacts, repository, pinned.commit), target / MODEL, pinned.name, name)
+                found = fetch_model_once(artifacts, repository, pinned.commit)
+            until = _copy_model(found, target / MODEL, pinned.name, name)
+            pinned = pinned.model_copy(update={"learned_until": until})
+            try:
+                known = read_hashes(found, columns, needs_all=replay is not None)
+                learned = np.concatenate([learned, known])
+            except ValueError as error:
+                what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"
                 if replay:
-                    known = _find_known_rows(artifacts, repository, pinned, hashes, columns)
-                    np.save(target / KNOWN, np.sort(ids[known]))
-                    logger.info("validate: it has learned from %d of the %d train rows", known.sum(), len(known))
+                    fix = f"remove it for one run, whose release says it; {_PUBLIC}"
+                    raise ModelError.at("training.replay", what, fix) from error
+                logger.info("validate: %s", what)
+            if replay:
+                is_known = np.isin(shorten_hashes(own), known)
+                np.save(target / KNOWN, np.sort(ids[is_known]))
+                logger.info("validate: it has learned from %d of the %d train rows", is_known.sum(), len(is_known))
+        write_hashes(learned, columns, folder / artifacts.known_rows.name)
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -90,27 +98,8 @@ def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> Releas
     return ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
 
 
-def _find_known_rows(
-    artifacts: Artifacts,
-    repository: HubRepository,
-    pinned: ReleaseReference,
-    hashes: NDArray[np.uint64],
-    columns: ComparedColumns,
-) -> NDArray[np.bool_]:
-    def read(path: Path) -> bytes | None:
-        ask = partial(repository.read, pinned.commit, path.name, max_bytes=MAX_FILE_BYTES)
-        return repository.retry_until_clear(ask)
-
-    try:
-        return find_known(hashes, columns, read(artifacts.known_rows), read(artifacts.data_profile))
-    except ValueError as error:
-        what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"
-        raise ModelError.at(
-            "training.replay", what, f"remove it for one run, whose release says it; {_PUBLIC}"
-        ) from error
-
-
-def _copy_model(found: Path, target: Path, where: str, name: str) -> None:
+def _copy_model(found: Path, target: Path, where: str, name: str) -> str:
+    """Copy what a release computes; return until which time it has learned."""
     fix = "set model.start: base for one run, or publish to another repository"
     try:
         made = ReleaseRecord.of(found)
@@ -120,7 +109,8 @@ def _copy_model(found: Path, target: Path, where: str, name: str) -> None:
         what = f"it was trained for {made.objective.name}, not {name}" if made else f"it has no {PROVENANCE}"
         raise ModelError(where, f"the training cannot start from it: {what}", fix)
     for path in sorted(found.rglob("*")):
-        if path.is_file() and path.name != PROVENANCE:  # which says how it was made, not what it is
+        if path.is_file() and path.name not in {PROVENANCE, PROFILE, KNOWN_ROWS}:  # which say how it was made
             copy = target / path.relative_to(found)
             copy.parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(path, copy)
+    return made.data.learned_until

@@ -134,8 +134,8 @@ class Nights:
         for worker in self.workers:
             artifacts = Artifacts("tiny", worker.root)
             self.runs |= {entry.run_id for entry in read_runs(artifacts)}
-            if artifacts.unfinished_run.exists():
-                self.runs.add(json.loads(artifacts.unfinished_run.read_text())["run_id"])
+            for note in artifacts.unfinished_runs.glob("*.json"):
+                self.runs.add(json.loads(note.read_text())["run_id"])
         recorded = [json.loads(line)["run_id"] for line in self.recorded("runs/tiny/runs.jsonl").splitlines()]
         assert len(recorded) == len(set(recorded)), "a run is in the log once"
         assert len(self.open_proposals()) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -289,6 +290,36 @@ class TestPush:
         remove_from_remote(there, "one\ntwo\n")
         with pytest.raises(DataError, match=r"1 objects of sum are neither in DVC's cache nor on the remote"):
             push()
+
+    @pytest.mark.parametrize("is_allowed", [True, False])
+    def test_an_object_that_cannot_be_written_is_one_error_with_its_cause(
+        self, there: Path, capfd: pytest.CaptureFixture[str], is_allowed: bool
+    ) -> None:
+        Path("source").write_text("one,four\n")
+        run("make")
+        shutil.rmtree(there.parent / "storage/files")
+        folder = there.parent / "storage/files/md5"
+        if is_allowed:
+            folder.parent.mkdir()
+            folder.touch()
+            kind, words = TransientError, "does not answer: .*Error: .*storage/files/md5"
+        else:
+            folder.mkdir(parents=True)
+            lock = (
+                [["chattr", "+i", folder], ["chattr", "-i", folder]]
+                if os.geteuid() == 0
+                else [["chmod", "a-w", folder]]
+            )
+            if not shutil.which("chattr") or subprocess.run(lock[0], check=False, capture_output=True).returncode:
+                pytest.skip("this file system has no immutable folders")
+            kind, words = RemoteRefusedError, "cannot be used: .*storage/files/md5"
+        try:
+            with pytest.raises(kind, match=words):
+                push()
+        finally:
+            if not is_allowed:
+                subprocess.run(lock[-1], check=True)
+        assert "Traceback" not in "".join(capfd.readouterr())
 
     def test_a_remote_that_keeps_versions_is_refused(self, there: Path) -> None:
         from dvc.repo import Repo

@@ -148,7 +148,9 @@ ERRORS: dict[str, Callable[[], object]] = {
         SHARDED, objective={"name": "grpo", "rewards": ["trainer.rewards:numeric_answer"], "max_new_tokens": 4}
     ),
     "adapters with FSDP or DeepSpeed": lambda: checks(SHARDED | {"model.lora": {"r": 4}}),
-    "rows that a model must get right": lambda: checks({"evaluation.must_pass": "data/greetings.csv"}),
+    "suites with objectives that say of no row whether it is right, such as `causal_lm` or `embedding`": lambda: checks(
+        {"evaluation.suites": [{"name": "greetings", "source": "data/rows.csv"}]}
+    ),
     "ONNX, GGUF and other formats": lambda: checks({"publish.formats": ["onnx"]}),
     "adapters by themselves on a base model in a folder": lambda: checks(
         {"publish.adapter": "adapter"}, model={"pretrained": model_folder("llama"), "lora": {"r": 4}}

@@ -79,7 +79,7 @@ def test_later_state_of_the_project_merges_without_a_conflict(project: Path, tmp
     )
     last = "# For workers with nothing but Python"
     change(project / "prefect.yaml", lambda text: text.replace(f"\n{last}", f"\n{DEPLOYMENT}{last}"))
-    change(project / "prefect.yaml", lambda text: text.replace("/var/cache/evergreen\n", "/var/cache/other\n"))
+    change(project / "prefect.yaml", lambda text: text.replace("/var/lib/evergreen/cache\n", "/var/cache/other\n"))
     change(
         project / "prefect.yaml", lambda text: text.replace("name: evergreen\n", "# another comment\nname: evergreen\n")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,3 +57,38 @@ def test_a_person_decides_and_the_next_command_records_it(project: Project) -> N
     assert "publish: unchanged" in project.run(*RUN), "a rejected model is not proposed again"
     with hub(project) as api:
         assert api.list_repo_commits(REPO)[0].commit_id == merged
+
+
+@pytest.mark.slow
+def test_what_is_decided_while_a_newer_model_is_trained_is_logged(project: Project) -> None:
+    def events() -> list[tuple[str, int | None]]:
+        lines = (project.root / "runs/tiny/release/log.jsonl").read_text().splitlines()
+        told = [json.loads(line) for line in lines]
+        return [(one["event"], one["pull_request"]) for one in told if one["event"] != "verdict"]
+
+    def train_anew(seed: int) -> str:
+        project.edit(RECIPE, f"seed: {seed - 1}", f"seed: {seed}")
+        return project.run(*RUN)
+
+    project.edit(RECIPE, "endpoint: local", "endpoint: local, approval: pull_request")
+    project.edit(RECIPE, "resamples: 200", "resamples: 200, margin: 100")
+    project.run(*RUN)
+    with hub(project) as api:
+        api.merge_pull_request(REPO, 1)
+    train_anew(4)
+    with hub(project) as api:
+        api.change_discussion_status(REPO, 2, "closed")
+    train_anew(5)
+    logged = [("proposed", 1), ("published", 1), ("proposed", 2), ("rejected", 2), ("proposed", 3)]
+    assert events() == logged
+    assert project.json("runs/tiny/release/receipt.json")["status"] == "proposed"
+    listed = project.run("python", "-m", "flows.cli", "history", "tiny")
+    assert "rejected" in listed
+
+    project.edit(RECIPE, ", approval: pull_request", "")
+    assert "published: tests/tiny" in train_anew(6)
+    with hub(project) as api:
+        assert api.get_discussion_details(REPO, 3).status == "closed"
+        comments = [event.content for event in api.get_discussion_details(REPO, 3).events if event.type == "comment"]
+    assert "asks for no approval any more" in comments[-1]
+    assert events() == [*logged, ("published", None)]

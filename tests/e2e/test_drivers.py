@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,29 +129,37 @@ def test_a_second_flow_runs_nothing_within_seconds_and_its_own_server_hears_noth
     assert flow_runs(finished) == before > 0
 
 
-def test_a_configured_server_gets_the_flow_run_of_a_run_with_nothing_to_do_without_prefect(finished: Project) -> None:
-    """It is the one that Prefect's engine makes, but for ids and times."""
-    served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
+@pytest.fixture(scope="module")
+def served(finished: Project) -> Iterator[ServedProject]:
+    """The project, with a server of the user's."""
+    made = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
     try:
-        served.start_server()
-        served.run("python", "-c", "from flows.retrain import retrain; retrain('tiny')")
-        code = "import sys; from flows.cli import main; main(['run', 'tiny']); print('prefect' in sys.modules)"
-        out = served.run(sys.executable, "-c", code)  # not forked: it says what it has imported
-        assert "nothing has changed since the last run" in out
-        assert out.splitlines()[-1] == "False"
-        found = served.post("flow_runs/filter")
-        by_engine, ours = sorted(found, key=lambda run: run["created"])[-2:]
-        assert (by_engine["state"]["name"], ours["state"]["name"]) == ("Nothing new", "Nothing new")
-        assert _lasting(ours) == _lasting(by_engine)
-
-        def events() -> list[str]:
-            ids = [f"prefect.flow-run.{ours['id']}"]
-            answer = served.post("events/filter", filter={"resource": {"id": ids}})
-            return sorted(event["event"].removeprefix("prefect.flow-run.") for event in answer["events"])
-
-        wait_for(lambda: events() == ["Nothing new", "Pending", "Running"], "the events of the run", 30)
+        made.start_server()
+        yield made
     finally:
-        served.end()
+        made.end()
+
+
+def test_a_configured_server_gets_the_flow_run_of_a_run_with_nothing_to_do_without_prefect(
+    served: ServedProject,
+) -> None:
+    """It is the one that Prefect's engine makes, but for ids and times."""
+    served.run("python", "-c", "from flows.retrain import retrain; retrain('tiny')")
+    code = "import sys; from flows.cli import main; main(['run', 'tiny']); print('prefect' in sys.modules)"
+    out = served.run(sys.executable, "-c", code)  # not forked: it says what it has imported
+    assert "nothing has changed since the last run" in out
+    assert out.splitlines()[-1] == "False"
+    found = served.post("flow_runs/filter")
+    by_engine, ours = sorted(found, key=lambda run: run["created"])[-2:]
+    assert (by_engine["state"]["name"], ours["state"]["name"]) == ("Nothing new", "Nothing new")
+    assert _lasting(ours) == _lasting(by_engine)
+
+    def events() -> list[str]:
+        ids = [f"prefect.flow-run.{ours['id']}"]
+        answer = served.post("events/filter", filter={"resource": {"id": ids}})
+        return sorted(event["event"].removeprefix("prefect.flow-run.") for event in answer["events"])
+
+    wait_for(lambda: events() == ["Nothing new", "Pending", "Running"], "the events of the run", 30)
 
 
 def _lasting(run: dict[str, Any]) -> dict[str, Any]:
@@ -163,18 +172,15 @@ def _lasting(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_server_whose_password_only_a_profile_has_gets_the_run_from_prefect_itself(finished: Project) -> None:
-    served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
+def test_a_server_whose_password_only_a_profile_has_gets_the_run_from_prefect_itself(served: ServedProject) -> None:
+    auth = served.environment.pop("PREFECT_API_AUTH_STRING")
     try:
-        served.start_server()
-        auth = served.environment.pop("PREFECT_API_AUTH_STRING")
         served.run("prefect", "config", "set", f"PREFECT_API_AUTH_STRING={auth}")
         before = {run["id"] for run in served.post("flow_runs/filter")}
         served.run("python", "-m", "flows.cli", "run", "tiny")
         added = [run for run in served.post("flow_runs/filter") if run["id"] not in before]
         assert [run["state"]["name"] for run in added] == ["Nothing new"]
     finally:
-        served.environment.pop("PREFECT_API_AUTH_STRING", None)
         served.run("prefect", "config", "unset", "PREFECT_API_AUTH_STRING", "-y", ok=None)
         served.end()
 

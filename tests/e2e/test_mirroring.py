@@ -23,9 +23,8 @@ from tests.support.training import assert_same
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
 TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")
-"""Forked by `Project.run`; `Project.start` starts it as a user does."""
 SIZES = {"train": 120, "validation": 20, "test": 20}
-STEPS = 240
+STEPS = 140
 BASE = {
     "training.max_steps": STEPS,
     "training.eval_steps": 20,
@@ -80,7 +79,7 @@ def test_a_machine_is_lost_and_another_ends_with_the_same_bits(project: Project,
         one.edit("params/tiny.yaml", "num_processes: 1", "num_processes: 1, mirror: last")
     log = first.root / "train.log"
     try:
-        training = first.start(*TRAIN, log=log.name)
+        training = first.start(*TRAIN, log=log.name, fork=True)
         wait_for(lambda: "mirror: checkpoint-" in log.read_text(), "a checkpoint on the Hub", 120)
         assert training.poll() is None, log.read_text()
         os.killpg(training.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.faulty_hub import Fault, FaultyHub
-from tests.support.project import STAGES, Project, copy_project, free_port, wait_for
+from tests.support.project import Project, free_port, wait_for
 
 pytestmark = pytest.mark.in_order
 
@@ -200,22 +200,21 @@ SOUGHT = {
 
 
 @pytest.fixture(scope="module")
-def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+def company(tmp_path_factory: pytest.TempPathFactory, first_run: Path) -> Iterator[Company]:
     """A company whose model is trained and evaluated, and not published."""
-    folder = tmp_path_factory.mktemp("company")
+    folder = tmp_path_factory.mktemp("company") / "of-secrets"
+    shutil.copytree(first_run, folder, symlinks=True)
     root = folder / "project"
-    copy_project(root)
     project = Project(root, folder / "prefect")
     project.environment |= {"PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2", "PREFECT_LOGGING_LEVEL": "DEBUG"}
+    for published in (".hub", "runs/tiny/release", ".hf"):
+        shutil.rmtree(root / published, ignore_errors=True)
     project.edit(RECIPE, "endpoint: local", "endpoint: local, timeout_s: 3")
-    project.run("git", "init", "-q", "-b", "main")
     (root / ".hf").mkdir()
     hub = FaultyHub(folder / "hub", tokens={TOKEN: "tests", PLAIN: "tests", READER: "reader"})
     company = None
     try:
         with hub:
-            project.stages(RECIPE, ("resolve", *STAGES[:5]))
-            project.run("dvc", "commit", "--force", *(f"{stage}@tiny" for stage in ("resolve", *STAGES[:5])))
             company = Company(project, hub, folder)
             yield company
     finally:

@@ -48,20 +48,20 @@ def test_a_training_shows_its_steps(project: Project) -> None:
     assert "validation at step 100: loss" in seen.output
 
 
-def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(project: Project) -> None:
+def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(finished: Project) -> None:
+    project, log = finished, finished.root / "runs/tiny/logs/train.log"
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 3000")
     with on_terminal(project, "evergreen", "run", "tiny") as seen:
         seen.wait_for("train: steps")
         seen.wait_for("/3000")
+        wait_for(lambda: "train: step 10 of 3000, loss" in log.read_text(), "ten steps")
         seen.type(CTRL_C)
         check_interrupted(project, seen, says=r"interrupted: train@tiny\r\n  start again: it resumes from step \d+\r\n")
     assert "Crash detected" not in seen.output
     step = re.findall(r"it resumes from step (\d+)", seen.output)[-1]
-    log = (project.root / "runs/tiny/logs/train.log").read_text()
-    assert "its newest checkpoint is of step " + step in log
+    assert "its newest checkpoint is of step " + step in log.read_text()
     home = Path(project.environment["PREFECT_HOME"])
     logged = b"".join(path.read_bytes() for path in home.rglob("*.db*"))
-    assert "train: step 10 of 3000, loss" in log
     kept = [logged, *(path.read_bytes() for path in project.root.glob("**/*.log"))]
     assert not any(BAR.encode() in content for content in kept)
     with on_terminal(project, "evergreen", "run", "tiny") as again:

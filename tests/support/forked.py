@@ -1,7 +1,7 @@
 """Processes forked from one that has imported the libraries: a training of ten steps takes a second instead of ten.
 
 Most of what a short training does is to import torch and transformers, once in accelerate's launcher and once in each rank.
-Python's forkserver imports the libraries once for all workers of pytest, and none of the project's code. The processes that
+Python's forkserver imports the libraries and the project (tests.support.forked_project) once for all workers of pytest. The processes that
 it forks are processes of their own: a session, an environment, a working directory, an exit status.
 
 `commands` gives this to programs: a `python`, first on their path, that asks for a fork instead of starting a module of the
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import logging
 import multiprocessing
@@ -35,6 +36,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tests.support import forked_project
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -197,20 +200,34 @@ def _kill(process: BaseProcess) -> None:
         process.kill()
 
 
+def _read_prefect_settings_when_asked() -> None:
+    """Let Prefect read its settings again when something asks for one: that takes a fourteenth of a second."""
+    from prefect.context import SettingsContext, refresh_global_settings_context
+
+    get = vars(SettingsContext)["get"]
+
+    def get_first(cls: type[SettingsContext]) -> SettingsContext | None:
+        SettingsContext.get = get  # type: ignore[method-assign]
+        refresh_global_settings_context()
+        return cls.get()
+
+    SettingsContext.get = classmethod(get_first)  # type: ignore[method-assign, assignment]
+
+
 def _run_requested(command: list[str], parent: int, file_size: list[int]) -> None:
     """Run a module or code of the project in the working directory, not of the one that runs the tests, as a child of `parent`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size[0], file_size[1]))
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
-    from trainer.runtime import lifetime
-
+    forked_project.use_in_fork(sys.path, command[0], *(command[2:3] if command[0] == "flows.child_process" else ()))
     if _USE_PREFECT.intersection(command[:3]):  # `flows.child_process`, a process id and the module, or a module
-        from prefect.context import refresh_global_settings_context
-
-        refresh_global_settings_context()  # takes a fourteenth of a second
+        _read_prefect_settings_when_asked()
     os.getppid = lambda: parent
     os.environ["FORKED_PID"] = str(os.getpid())
-    lifetime.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
+    importlib.import_module("trainer.runtime.lifetime")
+    for module in forked_project.modules():
+        if hasattr(module, "die_with_parent"):
+            module.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
     if command[0] == "-c":
         sys.argv = ["-c", *command[2:]]
         sys.modules["__main__"] = code = ModuleType("__main__")

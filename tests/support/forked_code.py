@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import forked
+from tests.support import forked, forked_project
 
 _ROOT = str(Path(__file__).parents[2])
 
@@ -25,6 +25,7 @@ def run_elsewhere(code: str, *arguments: str, environment: Mapping[str, str]) ->
 
 
 def _run(code: str, arguments: tuple[str, ...]) -> None:
+    forked_project.forget()
     sys.path[:] = [path for path in sys.path if path not in ("", _ROOT)]
     sys.argv = ["-c", *arguments]
     exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})

@@ -10,6 +10,10 @@ import weakref
 from matplotlib.figure import Figure
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+from tests.support import forked_project
+
+forked_project.import_all()
+
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # as in conftest.py
 os.fsync = lambda _: None
 

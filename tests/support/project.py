@@ -224,6 +224,8 @@ class ServedProject(Project):
             "PREFECT_SERVER_API_AUTH_STRING": "evergreen:secret",
             "PREFECT_API_URL": str(self.api.base_url).rstrip("/"),
             "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",  # each new home would take a second for them
+            "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0",
         }
 
     def make_password(self) -> None:

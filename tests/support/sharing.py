@@ -87,7 +87,7 @@ def write_deployment(path: Path, shared: Shared) -> None:
         ("default-anywhere", "tiny-anywhere"),
         ("recipe: default", "recipe: tiny"),
         ("https://git.example.org/team/models.git", shared.git.as_uri()),
-        ("dvc config --local cache.dir /var/cache/evergreen", """sh -c 'dvc config --local cache.dir "$CACHE"'"""),
+        ("dvc config --local cache.dir /var/lib/evergreen/cache", """sh -c 'dvc config --local cache.dir "$CACHE"'"""),
     ):
         assert old in shown
         shown = shown.replace(old, new)

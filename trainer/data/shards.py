@@ -100,8 +100,8 @@ def rows_by_weight(weights: Sequence[tuple[int, float]]) -> dict[float, int]:
 
 
 def share_of_epoch(rows: int, weight: float) -> tuple[int, int]:
-    """Return how often an epoch has all rows of a weight, and how many of them once more."""
-    return int(weight), round(rows * (weight - int(weight)))
+    """Return how often an epoch has all rows of a weight, and how many of them once more: at least one of all, if there are some."""
+    return int(weight), max(round(rows * (weight - int(weight))), weight < 1 <= rows)
 
 
 def rows_per_epoch(weights: Sequence[tuple[int, float]]) -> int:

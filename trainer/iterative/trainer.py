@@ -118,9 +118,8 @@ class IterativeSFTTrainer(Trainer):
             options = dict(args.activation_checkpointing_kwargs or {})
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None)
         self._collectives = Collectives()
-        self._planned_steps = (
-            args.max_steps if args.max_steps > 0 else sys.maxsize
-        )  # then, a linear schedule does not fall
+        # then, a linear schedule does not fall
+        self._planned_steps = args.max_steps if args.max_steps > 0 else sys.maxsize
         self._prepare_for_training(self._planned_steps, None, None)
         self.is_in_train = True  # otherwise an evaluation in half precision would cast the weights in training
         self._running = False

@@ -156,9 +156,8 @@ def add_lora_adapters(
     rows = {name: [*tokens] for name in frozen if tokens and not check_target_module_exists(config, name)}
     config.trainable_token_indices = rows or None
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # peft 0.21.2 uses old names of transformers; tied layers see below
+        # peft 0.21.2 uses old names of transformers; tied layers see below
+        with warnings.catch_warnings(action="ignore"):
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error

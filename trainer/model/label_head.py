@@ -99,11 +99,9 @@ def _read_labels(folder: Path, base: str) -> list[str]:
 
 
 def _copy_rows(
-    network: PreTrainedModel,
-    stored: Mapping[str, torch.Tensor],
-    places: Mapping[str, int],
-    kept: Sequence[int | None],
+    network: PreTrainedModel, stored: Mapping[str, torch.Tensor], places: Mapping[str, int], kept: Sequence[int | None]
 ) -> None:
+    network.rows_of_base = [label for label, place in enumerate(kept) if place is not None]
     with torch.no_grad():
         for (name, weight), (label, place) in itertools.product(stored.items(), enumerate(kept)):
             if place is not None:

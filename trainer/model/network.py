@@ -142,11 +142,18 @@ def write_merged_and_adapter(
 
 
 def build_untrained_model(
-    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: ObjectiveState,
+    tokenizer: Tokenizer,
+    seed: int,
+    adapter: Path | None = None,
 ) -> PreTrainedModel:
-    """As `build_model_to_train`, without adapters, which start as zero, and in full precision."""
+    """As `build_model_to_train`, in full precision, and without adapters, which start as zero, or with those in a folder merged."""
     with _said_when_it_was_trained():
-        return _untrained(model, objective, state, tokenizer, seed)[0]
+        untrained, _ = _untrained(model, objective, state, tokenizer, seed)
+        return adapters.merge_adapter(untrained, adapter) if adapter else untrained
 
 
 @contextlib.contextmanager
@@ -203,9 +210,8 @@ def _untrained(  # noqa: PLR0917
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
-    trained = (
-        label_head.put_trained_layers(network, adapter, adapters.read_trained_layers(adapter)) if adapter else set()
-    )
+    layers = adapters.read_trained_layers(adapter) if adapter else {}
+    trained = label_head.put_trained_layers(network, adapter, layers) if adapter else set()
     random = {*new} - trained if model.pretrained else [*network.state_dict()]
     objective.prepare_model(network, tokenizer, state, random)
     return network, new

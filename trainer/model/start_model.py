@@ -12,7 +12,9 @@ from trainer.objectives.bases.lazy_imports import transformers
 from trainer.runtime.library_errors import as_loading_error
 from trainer.runtime.model_files import check_safe_to_load
 
-_NO_PART: Final = frozenset({"vocab_size", "num_labels", "use_cache", "dtype", "torch_dtype"})
+_NO_PART: Final = frozenset(
+    {"vocab_size", "num_labels", "id2label", "label2id", "problem_type", "use_cache", "dtype", "torch_dtype"}
+)
 """Values of a configuration that depend on the rows, the tokenizer, or how a model is trained and used."""
 _FIX: Final = "set model.start: base for one run, whose release later runs can start from"
 
@@ -51,22 +53,32 @@ def check_start_fits(start: Path, model: Model) -> None:
     if is_adapter_folder(start):
         return  # they are those of the section's own model, see `resolve_start`
     found = _configuration(str(start), None)
-    given, base = model.config or {}, _configuration(model.pretrained, model.revision) if model.pretrained else {}
-    sizes = {key: value for key, value in base.items() if type(value) is int and not key.endswith("_token_id")}
-    wanted = {key: base[key] for key in base if key == "model_type"} | sizes | given
-    for key, value in wanted.items():
-        if key not in _NO_PART and isinstance(value, int | float | str) and found.get(key, value) != value:
-            what = f"the published model has {key} {found[key]}, and the recipe's model {value}"
+    if model.pretrained:
+        base = _configuration(model.pretrained, model.revision)
+        wanted = {key: value for key, value in base.to_dict().items() if type(value) is int}
+        wanted = {key: value for key, value in wanted.items() if not key.endswith("_token_id")}
+    else:
+        base, wanted = transformers.AutoConfig.for_model(**(model.config or {})), model.config or {}
+    for key in ("model_type", *wanted):
+        if key in _NO_PART or not hasattr(found, key):
+            continue
+        theirs, ours = (_comparable(getattr(one, key), wanted.get(key)) for one in (found, base))
+        if theirs != ours:
+            what = f"the published model has {key} {theirs}, and the recipe's model {ours}"
             raise ModelError.at("model.start", what, f"{_FIX}; or undo the change of the model")
 
 
-def _configuration(path: str, revision: str | None) -> dict[str, Any]:
+def _comparable(value: Any, given: Any) -> Any:
+    """Return a value of a configuration as JSON; of one with parts, those that are `given`. Other parts are defaults, or depend on the rows."""
+    if isinstance(given, dict):
+        parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        return {key: _comparable(parts.get(key), one) for key, one in given.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _configuration(path: str, revision: str | None) -> Any:
     try:
         revision = check_safe_to_load(path, revision, weights=False)
-        return dict(
-            transformers.AutoConfig.from_pretrained(
-                path, revision=revision or "main", trust_remote_code=False
-            ).to_dict()
-        )
+        return transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise as_loading_error(path, error) from error

@@ -110,9 +110,8 @@ class MaskedLM(TokenLikelihood[Options]):
                 places, sizes = window.pop("places"), 0
                 example = mask(window, chance)
                 for (start, end), label in zip(places, example["labels"], strict=True):
-                    own = text[
-                        max(start, told) : end
-                    ]  # a character that several tokens share counts once, for its first one
+                    # a character that several tokens share counts once, for its first one
+                    own = text[max(start, told) : end]
                     sizes, told = sizes + (len(own.encode()) if label != IGNORE_INDEX else 0), max(told, end)
                 examples.append({"row_id": row["row_id"], **example, "bytes": sizes})
             encoded.append(EncodedRow(examples))

@@ -185,9 +185,8 @@ class Seq2Seq(TokenLikelihood[Options]):
         inputs = tokenize_texts_truncated(asked, tokenizer, max_length)
         targets = tokenizer(text_target=["", *texts], verbose=False)["input_ids"]
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
-        behind = (
-            targets[0][-1:] if targets[0][-2:-1] == [end] != targets[0][-1:] else []
-        )  # a language, which is never cut
+        # a language, which is never cut
+        behind = targets[0][-1:] if targets[0][-2:-1] == [end] != targets[0][-1:] else []
         whole = [target if [end, *behind] == target[-1 - len(behind) :] else [*target, end] for target in targets[1:]]
         is_cut = [len(target) > longest for target in whole]
         labels = [[*t[: longest - len(behind)], *behind] if len(t) > longest else t for t in whole]

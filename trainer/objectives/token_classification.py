@@ -64,9 +64,8 @@ class TokenClassification(ClassifierObjective[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
-    defaults = ObjectiveDefaults(
-        5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True
-    )  # as of sequence classification
+    # as of sequence classification
+    defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
@@ -105,8 +104,7 @@ class TokenClassification(ClassifierObjective[Options]):
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""
-        text, end_before = self.text(row), 0
-        spans = row[self.options.spans_column] or ()
+        text, spans, end_before = self.text(row), row[self.options.spans_column] or (), 0
         if reason := next((f"span {i}: {r}" for i, s in enumerate(spans) if (r := _span_problem(s, text))), None):
             return reason
         for label, start, end in self._spans(row):

@@ -255,9 +255,8 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # those threads belong to BLAS and Arrow, which prepare for a fork
+        # those threads belong to BLAS and Arrow, which prepare for a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 

@@ -41,7 +41,9 @@ def test_the_longest_interval_of_schedules(schedules, expected) -> None:
 
 def test_every_state_of_the_flow_is_known() -> None:
     names = {value for name, value in vars(final_state).items() if name.isupper() and isinstance(value, str)}
-    assert names == {"Published", "Kept the champion", "Proposed", "Rejected", "Refused", "Nothing new"}
+    assert names == {
+        *("Published", "Kept the champion", "Proposed", "Rejected", "Refused", "Nothing new", "Not recorded")
+    }
     assert names < set(automations.ENDS)
     assert retrain.retrain.name == automations.FLOW
 
@@ -64,7 +66,9 @@ def test_messages_wait_for_states_in_which_a_run_can_end() -> None:
 def test_kinds_are_chosen() -> None:
     assert select_message_kinds([], []) == list(automations.KINDS)
     assert select_message_kinds(["late", "failed"], []) == ["late", "failed"]
-    assert select_message_kinds([], ["late", "stuck", "crashed"]) == ["failed", "refused", "published", "proposed"]
+    assert select_message_kinds([], ["late", "stuck", "crashed", "unrecorded"]) == [
+        *("failed", "refused", "published", "proposed")
+    ]
     with pytest.raises(EvergreenError, match="there is no such kind"):
         select_message_kinds([], ["later"])
 

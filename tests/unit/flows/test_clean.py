@@ -164,9 +164,9 @@ def dvc(*command: str) -> None:
         assert main([*command, "-q"] if "-q" not in command else list(command)) == 0
 
 
-def cached(md5: str) -> bool:
+def cached(md5: str, cache: Path = Path(".dvc/cache")) -> bool:
     """Whether DVC's cache has a folder with all of its files."""
-    objects = Path(".dvc/cache/files/md5")
+    objects = cache / "files/md5"
     folder = objects / md5[:2] / md5[2:]
     files = json.loads(folder.read_text()) if folder.exists() else []
     return bool(files) and all((objects / file["md5"][:2] / file["md5"][2:]).exists() for file in files)
@@ -293,6 +293,17 @@ def test_cache_that_others_may_use_is_named_and_left_alone(versions, tmp_path_fa
     delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert f"DVC's cache {folder} is left alone" in capsys.readouterr().out
     assert sorted(folder.rglob("*")) == before
+
+    note = folder / "evergreen/project/tiny/unfinished-runs/run.json"
+    with (
+        hold_file_lock(note.with_suffix(".lock"), "a run in another clone"),
+        pytest.raises(TransientError, match="a run in another clone"),
+    ):
+        delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True, shared_cache=True)
+    assert cached(versions["lost"], folder)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True, shared_cache=True)
+    assert not cached(versions["lost"], folder)
+    assert cached(versions["workspace"], folder)
 
 
 def test_the_folder_that_is_emptied_is_named_in_the_question(versions, capsys, monkeypatch):

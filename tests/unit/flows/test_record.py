@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -15,13 +17,16 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.recording import RecordTarget, record_run_after_block
+from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
+from flows.run.kept_reports import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
-from tasks.history.run_log import append_run, read_runs
+from tasks.history.run_log import RunEntry, append_run, read_runs
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import read_report, save_report
+from tasks.report.timings import StageTiming
+from tasks.stages import read_log_and_unrecorded, read_report, save_report
 from tests.support import forked, tiny
 from tests.support.project import ROOT, free_port
 from tests.unit.tasks.history.example import entry
@@ -386,7 +391,7 @@ class TestMerge:
         code = """
 import logging, sys, time
 from flows.record.recording import RecordTarget, record_run_on_branch
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
 logging.basicConfig(level="INFO", stream=sys.stdout)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)
@@ -545,6 +550,70 @@ class TestRefusal:
             assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5][:number]
         assert not artifacts.unrecorded.exists()
 
+    def test_its_log_outlives_the_clone(
+        self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As `default-anywhere` works: each run has a clone of its own, and DVC's cache is beside them."""
+
+        def run(number: int) -> None:
+            here = clone(remote, tmp_path / f"clone {number}")
+            monkeypatch.chdir(here.root)
+            (here.root / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
+            artifacts = here.ran("a", number)
+            with keep_outside_of_clone(artifacts, TO):
+                append_run(artifacts, entry(number))
+                if number == 1:  # another run, which goes on, has written a line
+                    append_run(Artifacts("a"), entry(7))
+                try:
+                    record.record_run_on_branch(artifacts, TO, log, RAN)
+                finally:
+                    monkeypatch.chdir(tmp_path)
+                    shutil.rmtree(here.root)
+                    left.append(sorted(path.name for path in artifacts.kept.rglob("*.jsonl")))
+
+        left: list[list[str]] = []
+        hook(remote, "pre-receive", "exit 1")
+        for number in (1, 2):
+            with pytest.raises(RemoteRefusedError):
+                run(number)
+        (remote / "hooks/pre-receive").unlink()
+        run(3)
+        assert left == [["log.jsonl", "runs.jsonl"]] * 2 + [[]]
+        logged = [json.loads(line)["run_id"] for line in recorded(remote, "runs/a/runs.jsonl").splitlines()]
+        assert sorted(logged) == sorted(entry(number).run_id for number in (1, 7, 2, 3))
+        assert KEPT_FOLDER not in os.environ
+
+    def test_its_report_outlives_the_clone(self, worker: Worker, remote: Path, tmp_path: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        failed = StageTiming(stage="validate", seconds=1.0, outcome="failed", error="row 3: 'a private text'")
+        save_report(failed, artifacts.timings / "validate.json")
+        page = artifacts.failed_validation / "report.html"
+        write_text_atomically(page, "all failing rows")
+        artifacts.page.write_text('<a href="../../.scratch/a/validation-failed/report.html">')
+        (worker.root / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
+        with keep_outside_of_clone(artifacts, TO):
+            keep_report(artifacts, "run")
+            error = with_report(DataError("a", "b", f"correct them; {page} shows the rows"), artifacts)
+            command = record.record_run_on_branch(artifacts, TO, log, {"ingest": "ran"}, error=error)
+        shutil.rmtree(worker.root / ".scratch")
+        shown = re.findall(r"(\S+/validation.html) shows the rows\n  report: file://(\S+) on", error.fix)
+        assert [Path(path).read_text() for path in shown[0]] == ["all failing rows", '<a href="validation.html">']
+        assert command
+        subprocess.run(command, shell=True, check=True, capture_output=True)
+        text = (worker.root / "report.html").read_text()
+        assert "Failed in validate" in text
+        assert "a private text" not in text
+        assert "recorded-report.html" not in git(worker.root, "status", "--porcelain")
+
+    def test_lines_that_another_clone_adds_meanwhile_stay(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        append_run(artifacts, entry(1))
+        kept = artifacts.unrecorded / "runs.jsonl"
+        worker.write("other", entry(2).model_dump_json() + "\n")
+        hook(remote, "post-receive", f"cat {worker.root / 'other'} >> {worker.root / kept}")
+        record.record_run_on_branch(artifacts, TO, log, RAN)
+        assert [run.run_id for run in read_log_and_unrecorded(artifacts, kept, RunEntry)] == [entry(2).run_id]
+
     def test_a_line_that_was_written_before_a_kill_outlives_a_reset(self, worker: Worker, remote: Path) -> None:
         """The flow logs at its start that the last run was killed; it may be killed itself before it records that."""
         artifacts = worker.ran("a", 1)
@@ -688,10 +757,12 @@ class TestRecording:
     def test_a_good_run_that_cannot_be_recorded_fails(self, worker: Worker) -> None:
         artifacts = worker.ran("a", 1)
         with (
-            pytest.raises(RemoteRefusedError),
+            pytest.raises(UnrecordedRunError) as failed,
             record_run_after_block(artifacts, RecordTarget(remote="backup"), RAN, log),
         ):
             pass
+        assert isinstance(failed.value.cause, RemoteRefusedError)
+        assert failed.value.cause.what.endswith("the run itself: published release-1, which is not recorded")
 
     def test_nothing_is_recorded_unless_asked_for(self, worker: Worker, remote: Path) -> None:
         with record_run_after_block(worker.ran("a", 1), None, RAN, log):

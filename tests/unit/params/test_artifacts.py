@@ -1,13 +1,15 @@
-"""How files get a second name."""
+"""How files get a second name, and what a full disk is called."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from params.foundation.artifacts import link_or_copy
+from params.foundation.artifacts import as_storage_error, link_or_copy
 
 
 def test_second_name_takes_no_space(tmp_path: Path) -> None:
@@ -33,3 +35,15 @@ def test_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         link_or_copy(tmp_path / "one", tmp_path / "two")
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(("number", "is_storage"), [(errno.ENOSPC, True), (errno.ENOENT, False)])
+def test_a_folder_that_cannot_be_copied_is_told_by_the_cause_of_its_files(
+    tmp_path: Path, number: int, is_storage: bool
+) -> None:
+    """As shutil.copytree raises it: a list of files, each with the text of its error."""
+    copied = shutil.Error([("a", "b", str(OSError(number, os.strerror(number))))])
+    found = as_storage_error(copied, tmp_path / "model")
+    assert (found is not None) is is_storage
+    if found:
+        assert "No space left on device" in found.what

@@ -68,7 +68,16 @@ def test_other_data_or_tokenizer_changes_the_run_key(tokens, name):
     assert key(tokens) != before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "1_Pooling/config.json", "vocab.txt", "spiece.model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "1_Pooling/config.json",
+        "vocab.txt",
+        "spiece.model",
+        "adapter/adapter_model.safetensors",
+    ],
+)
 def test_other_files_of_a_base_model_or_of_a_reward_model_change_the_run_key(tokens, tmp_path, name):
     """Its weights, how its vectors are pooled, and how a reward model without tokenizer.json reads."""
     file = tmp_path / "base" / name

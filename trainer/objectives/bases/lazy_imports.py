@@ -23,7 +23,7 @@ else:
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
     transformers, scipy = _Lazy("transformers"), _Lazy("scipy")
-    # in annotations, which are not evaluated
+    # for annotations, which are not evaluated
     NDArray = Encoding = GenerationConfig = PreTrainedConfig = PreTrainedModel = PreTrainedTokenizerBase = Any
 
 __all__ = ["Encoding", "F", "GenerationConfig", "NDArray", "PreTrainedConfig", "PreTrainedModel"]

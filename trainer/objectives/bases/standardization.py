@@ -78,7 +78,8 @@ def read_standard_deviation(model: Any) -> torch.Tensor:
 def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequence[float], new: Collection[str]) -> None:
     """Let a model learn T numbers less their mean and divided by their standard deviation, (T,) each, and answer in units.
 
-    A head whose weights are not `new` answers in units already: it keeps its answers.
+    A head whose weights are not `new` answers in units already, and so do those rows of one that come from another head: they keep their
+    answers.
 
     Raises:
         RecipeError: the head has no bias, and the mean is too far from 0.
@@ -92,11 +93,14 @@ def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequenc
             fix = f"subtract about that from them, or use a model whose head has a bias, such as a BERT; they vary by {deviations.tolist()}"
             raise RecipeError("model", what, fix)
         means = torch.zeros_like(means)
-    if f"{name}.weight" not in new:
-        with torch.no_grad():
-            head.weight.div_(deviations[:, None])
-            if head.bias is not None:
-                head.bias.sub_(means).div_(deviations)
+    # `trainer.model.label_head` names the rows of a head that was put together
+    kept = getattr(model, "rows_of_base", () if f"{name}.weight" in new else range(len(std)))
+    is_kept = torch.tensor([number in kept for number in range(len(std))])
+    shift, scale = torch.where(is_kept, means, 0.0), torch.where(is_kept, deviations, 1.0)
+    with torch.no_grad():
+        head.weight.div_(scale[:, None])
+        if head.bias is not None:
+            head.bias.sub_(shift).div_(scale)
 
     def to_units(_: Any, __: Any, outputs: Any) -> Any:
         logits = outputs.logits.double()  # of large numbers, single precision would lose the digits that are learned

@@ -21,10 +21,11 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.evaluation import Evaluation
 from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
-from tasks.diagnostics.check import check, find_recipe_problems
+from tasks.diagnostics.check import _gate_problems, check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
@@ -33,6 +34,7 @@ from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process
+from trainer import objectives
 from trainer.loop import arguments
 from trainer.model import config_check
 
@@ -102,6 +104,11 @@ def test_a_margin_of_known_rows_needs_the_profile_of_the_rows():
     (found,) = problems({**margin, "publish.private": False}).items()
     assert (found[0], "only with `validation.drift`" in found[1]) == (key, True)
     assert problems({**margin, "publish.private": False, "validation.drift": "report"}) == {}
+    replay = {"training.replay": {}, "model.start": "champion"}
+    assert problems({**replay, "validation.drift": "off"}) == {}  # its releases name their rows in a file of its own
+    (found,) = problems({**replay, "publish.private": False}).items()
+    assert (found[0], "only with `validation.drift`" in found[1]) == ("training.replay", True)
+    assert problems({**replay, "publish.private": False, "validation.drift": "off"}) == {}
 
 
 def model_folder(name, *files):
@@ -291,14 +298,20 @@ def test_base_model_of_adapters_is_on_the_hub_that_they_go_to(tmp_path, monkeypa
         base_models.upload(api, tmp_path / "llama")
         base_models.upload(api, tmp_path / "secret" / "llama", "secret", private=True)
 
-        def found(base, **publish):
+        def found(base, start="base", **publish):
             changes = {"publish.adapter": "adapter"} | {f"publish.{key}": value for key, value in publish.items()}
+            changes["model.start"] = start
             content = base_models.recipe("sft", changes, base=base)
             document = read_yaml_document(tiny.write(Path("trial.yaml"), content))
             return {".".join(map(str, p.key)): p.what for p in find_recipe_problems(document)}
 
         assert found("tests/llama") == {}
         assert found("tests/secret", private=True) == {}
+        started = found(
+            "tests/llama", repo_id="tests/llama", start="champion"
+        )  # the published model has no adapters by themselves
+        assert "holds its adapters merged" in started["publish.adapter"]
+        assert found("tests/llama", start="champion") == {}  # none is published
         assert (
             "cannot be read there by everybody, and publish.private is false"
             in found("tests/secret")["publish.adapter"]
@@ -822,8 +835,9 @@ def test_default_of_each_argument_is_accepted():
 )
 def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(objective, kind):
     def problems(kind: str) -> list[str]:
-        model = Model(config={"model_type": kind})
-        return [one.what for one in model_checks.find_unfit_model_problem(model, ObjectiveChoice(name=objective))]
+        model, choice = Model(config={"model_type": kind}), ObjectiveChoice(name=objective)
+        found = model_checks.find_unfit_model_problem(model, choice, objectives.build_objective(choice))
+        return [one.what for one in found]
 
     (what,) = problems(kind)
     assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
@@ -859,7 +873,8 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
         tokenizer = {"kind": "pretrained", "path": str(folder)}
         tokenization = Tokenization.model_validate({"tokenizer": tokenizer, "max_length": 32})
         chosen = Model.model_validate(model or {"pretrained": str(folder)})
-        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, ObjectiveChoice(name=name))
+        method = objectives.build_objective(ObjectiveChoice(name=name))
+        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, method)
         return [one.what for one in found]
 
     token = "the model's head reads a text at the end-of-text token (1 in its configuration)"
@@ -868,3 +883,12 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
     assert problems(1, config={"model_type": "bert"}) == []
     (padded,) = problems(1, config={"model_type": "t5"})
     assert padded.endswith("which pads texts, too"), "those of the tokenizer"
+
+
+def test_the_gate_may_have_a_metric_that_the_options_bring() -> None:
+    choice = ObjectiveChoice.model_validate({"name": "embedding", "positive_column": "b", "label_column": "c"})
+    evaluation = Evaluation.model_validate({"gate": {"metric": "spearman"}})
+    sections: dict[str, Any] = {"method": objectives.build_objective(choice)}
+    assert list(_gate_problems(choice, evaluation, sections)) == []
+    (unknown,) = _gate_problems(choice, evaluation, {})
+    assert unknown.what == "unknown metric spearman"

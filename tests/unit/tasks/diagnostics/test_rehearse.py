@@ -121,3 +121,22 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
         {"answer": f"{i}.50", "whole": f"{i}", "version": "3.10", "price": 0.5} for i in range(700)
     ]
     assert found["b.jsonl"] == [row | {"mixed": str(row["mixed"])} for row in written]
+
+
+def test_rows_that_are_not_taken_need_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,lang\n" + "".join(f"t{i},{'en' if i % 4 else 'de'}\n" for i in range(2000)))
+    for more, total in (({}, 2000), ({"where": {"lang": "de"}}, 500), ({"max_rows": 300}, 300)):
+        keys = RowsFromFiles(kind="files", train="a.csv", **more)
+        opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
+        assert rehearse._read([opened], "train", {}).total == total
+
+
+def test_what_a_rehearsal_leaves_out_is_said() -> None:
+    usual = passed(rows=50, train_s=9.0, steps_s=[9.0, 9.0], cpu_s=9.0)
+    assert list(rehearse._remarks(classifier(), usual)) == []
+    source = {"kind": "files", "train": "a.csv"}
+    sources = {"base": source, "feedback": source | {"weight": 2.0}}
+    changes: dict[str, Any] = {"model.start": "champion", "evaluation.suites": [{"name": "a", "source": "b.csv"}]}
+    recipe = tiny.recipe(changes, **tiny.CLASSES) | {"data": {"sources": sources, "corrections": "c.csv"}}
+    (line,) = rehearse._remarks(Recipe.model_validate(recipe), usual)
+    assert line.endswith(": data.corrections, evaluation.suites, model.start, weights of data.sources")

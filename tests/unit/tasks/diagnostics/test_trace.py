@@ -203,3 +203,20 @@ def test_a_row_without_a_token_to_learn_says_so(tmp_path):
     found = [*trace_sections(artifacts, recipe, 1)]
     assert found[-1][0] == "tokens"
     assert "gives no sequence: its first 8 tokens hold nothing to learn" in found[-1][1][0]
+
+
+def test_a_corrected_row_is_traced_as_it_is_learned(tmp_path, monkeypatch):
+    changes = {"data.split": {"validation": 0.1, "test": 0.1}, "data.corrections": "data/corrections.csv"}
+    path = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(changes, **tiny.CLASSES))
+    (tmp_path / "data").mkdir()
+    texts = tiny.sentences(60)
+    lines = [f'"{text}",{"ab"[i % 2]}' for i, text in enumerate(texts)]
+    (tmp_path / "data" / "rows.csv").write_text("\n".join(["text,label", *lines]))
+    (tmp_path / "data" / "corrections.csv").write_text(f'text,label\n"{texts[0]}",b\n')
+    monkeypatch.chdir(tmp_path)
+    for stage in ("ingest", "validate", "tokenize"):
+        run_stage(stage, path)
+    found = traced(path, 0)
+    assert "label: a" in found["raw"]
+    assert found["checks"] == ["checks", "passed", "corrected: label: b"]
+    assert found["tokens"][-1] == "label of the sequence: 1 (b)"

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import DataError, HubRefusedError, TransientError, load
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import MAX_BYTES, Artifacts
 from params.sections.rows import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import HubRepository, RetryPolicy
@@ -221,7 +221,7 @@ def test_release_without_a_profile_is_said(project):
     assert (drift.status, drift.revision) == ("no_reference", receipt.tag)
     assert (
         drift.sentence
-        == f"Drift was not measured: {receipt.tag} of tests/tiny has no profile of its rows ({PROFILE}); a public release has one "
+        == f"Drift was not measured: {receipt.tag} has no profile of its rows ({PROFILE}); a public release has one "
         "if the recipe sets validation.drift."
     )
 
@@ -261,7 +261,7 @@ def test_damaged_profile_is_said(project, monkeypatch):
 
 def test_profile_that_is_too_large_is_said_or_an_error(project, monkeypatch):
     artifacts, tag = project
-    monkeypatch.setattr("tasks.drift.profile.MAX_PROFILE_BYTES", 100)
+    monkeypatch.setitem(MAX_BYTES, PROFILE, 100)
     assert f"{PROFILE} of {tag} cannot be read" in run(artifacts).sentence
     with pytest.raises(HubRefusedError, match="more than the 100 that it may have"):
         run(artifacts, on_drift="fail")

@@ -106,6 +106,13 @@ def test_worse_model_is_kept_with_the_required_gain() -> None:
     assert "no more than 0.02 worse" in judge(Gate(margin=0.02), WORSE).reasons[0]
 
 
+def test_a_worse_model_within_the_margin_says_that_the_margin_allows_it() -> None:
+    verdict = judge(Gate(margin=0.05), WORSE)
+    assert verdict.verdict == "publish"
+    assert verdict.reasons[0].endswith("McNemar p = 0.001), which the margin of 0.05 allows")
+    assert "margin" not in judge(Gate(margin=0.05)).reasons[0], "a model that is better needs none"
+
+
 def test_a_share_of_too_few_rows_says_how_many_are_needed() -> None:
     """The exact tests have an interval of any number of rows, but no model passes them with 5."""
     (reason,) = judge(Gate(), gain(0.6, -0.3, 0.96, p_value=0.25, rows=5)).reasons
@@ -352,11 +359,19 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
     verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=(known, new))
     assert verdict == "keep"
     assert reasons[1] == (
-        "accuracy of the 400 known rows is 0.2 worse than the champion's, more than 0.02: it has forgotten what the"
+        "accuracy of the known rows is 0.2 worse than the champion's, more than 0.02: it has forgotten what the"
         " champion knows"
     )
     by_chance = known.model_copy(update={"margin_p_value": 0.2})
     assert judge(Gate(known_margin=0.02), BETTER, ages=(by_chance, new)).verdict == "publish"
+
+
+def test_a_verdict_says_that_too_few_known_rows_were_compared_for_a_known_margin() -> None:
+    few = slice_result("known rows", slice_by="age", rows=20, gain=None)
+    for ages in ((), (few,)):
+        verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=ages)
+        assert verdict == "publish"
+        assert [*reasons[1:]] == ["`known_margin` was not judged: fewer than 30 known rows can be compared"]
 
 
 def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
@@ -365,4 +380,8 @@ def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
     assert verdict == "keep"
     assert reasons[1].startswith(f"`known_margin` cannot be judged: {why}; leave out")
     assert judge(Gate(), BETTER, ages_unknown=why).verdict == "publish"
+    new = slice_result("new rows", slice_by="age", gain=0.3, gain_low=0.2, gain_high=0.4)
+    few = slice_result("known rows", slice_by="age", rows=12)
+    verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=(few, new))
+    assert (verdict, "fewer than 30 known rows are compared" in reasons[1]) == ("keep", True)
     assert judge(Gate(known_margin=0.02), START, has_champion=False).verdict == "publish"

@@ -12,8 +12,8 @@ import pytest
 from params.foundation.artifacts import PROFILE, TIMES
 from params.schema import ObjectiveChoice
 from tasks.drift.measure import write_profile_and_measure_drift
-from tasks.evaluation import learned_rows
-from tasks.evaluation.learned_rows import find_learned_rows
+from tasks.drift.profile import DataProfile
+from tasks.evaluation.row_ages import RowAges
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tests.support import releases, tiny
@@ -74,7 +74,7 @@ def test_the_verdict_says_that_few_rows_are_left(tmp_path, monkeypatch):
     release(artifacts, recipe, "train")
     releases.learn(artifacts, recipe, 40)
     ids = np.array([row["row_id"] for row in SplitRows(artifacts.rows / "test").rows()])
-    monkeypatch.setattr("tasks.evaluation.plan.find_learned_rows", lambda *_: ids[:-3])
+    monkeypatch.setattr(RowAges, "tell", lambda *_: RowAges(learned=ids[:-3]))
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     (reason,) = json.loads(artifacts.blessing.read_text())["reasons"]
     assert " on 3 rows, without the 37 that the champion has learned from" in reason
@@ -97,7 +97,7 @@ def timed(tmp_path):
         record = {"objective": {"name": "causal_lm"}, "data": {"learned_until": until, "split": champion}}
         (folder / "evergreen-provenance.json").write_text(json.dumps(record))
         objective = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
-        return find_learned_rows(folder, SplitRows(tmp_path / "rows/test"), objective).tolist()
+        return RowAges.tell(folder, SplitRows(tmp_path / "rows/test"), objective).learned.tolist()
 
     return learned
 
@@ -123,12 +123,14 @@ def test_a_profile_of_other_columns_says_nothing(tmp_path, caplog):
     champion = tmp_path / "champion"
     champion.mkdir()
     (champion / PROFILE).write_bytes(profile_of(artifacts, recipe, "test"))
-    objective = objectives.build_objective(recipe.objective)
-    assert len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective)) == 40
-    other = learned_rows.DataProfile.load((champion / PROFILE).read_bytes())
+    rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
+    assert len(RowAges.tell(champion, rows, objective).learned) == 40
+    other = DataProfile.load((champion / PROFILE).read_bytes())
     other.content.append("another")
     other.save(champion / PROFILE)
-    assert not len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective))
-    assert "rows that it knows are not recognized" in caplog.text
+    assert not len(RowAges.tell(champion, rows, objective).learned)
+    assert (
+        "rows that the champion knows are not recognized by their content: it learned from other columns" in caplog.text
+    )
     (champion / PROFILE).write_bytes(b"damaged")
-    assert not len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective))
+    assert not len(RowAges.tell(champion, rows, objective).learned)

@@ -288,10 +288,10 @@ def test_all_is_every_row():
 
 
 @pytest.mark.parametrize(
-    ("right", "share", "is_passed"), [(10, 1.0, True), (9, 1.0, False), (19, 0.95, True), (18, 0.95, False)]
+    ("right", "rows", "share", "is_passed"),
+    [(10, 10, 1.0, True), (9, 10, 1.0, False), (19, 20, 0.95, True), (18, 20, 0.95, False), (7, 25, 0.28, True)],
 )
-def test_share_of_rows(right, share, is_passed):
-    rows = 10 if share == 1 else 20
+def test_share_of_rows(right, rows, share, is_passed):
     failures = [FailedRow(row_id=n, text="t", notes={}) for n in range(rows - right)]
     found = SuiteResult(name="a", rows=rows, right=right, share=share, sha256="", failures=failures)
     assert found.is_passed == is_passed

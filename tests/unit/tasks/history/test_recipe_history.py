@@ -71,10 +71,11 @@ def test_what_a_logged_run_did_is_not_shown_again(artifacts):
         receipt("published", inside),
         receipt("rollback", inside, 2),
         receipt("published", outside, 3),
-        receipt("published", entry(1).ended, 4),
+        receipt("kept", entry(1).ended, 4),
+        receipt("published", entry(1).started, 5),  # of a proposal that a person has merged meanwhile
     )
     found = read_runs_with_receipts(artifacts)
-    assert [run.tag for run in found] == ["v7", entry(1).tag, "v2", "v3", entry(2).tag]
+    assert [run.tag for run in found] == ["v7", entry(1).tag, "v5", "v2", "v3", entry(2).tag]
 
 
 def history(runs, *, succeeded=None, limit=None) -> RecipeHistory:

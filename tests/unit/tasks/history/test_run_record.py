@@ -11,7 +11,7 @@ import pytest
 
 from params import DataError, ModelError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.history.run_log import RunEntry, read_runs
+from tasks.history.run_log import RunEntry, append_run, read_runs
 from tasks.history.run_record import RunRecorder
 from tests.support import tiny
 from tests.unit.tasks.report import example
@@ -38,7 +38,7 @@ def follow(artifacts: Artifacts, outcomes: Sequence[str], error: BaseException |
         if error:
             with record.stage(STAGES[len(outcomes)], done):
                 raise error
-    assert not artifacts.unfinished_run.exists()
+    assert not list(artifacts.unfinished_runs.glob(f"{record.run_id}*"))
     new = [run for run in read_runs(artifacts) if run.run_id == record.run_id]
     assert new == ([record.entry] if record.entry else [])
     return record.entry
@@ -230,7 +230,9 @@ def test_a_killed_run_is_logged_by_the_next_one(artifacts):
     killed.__enter__()
     stage = killed.stage("ingest", {})
     stage.__enter__()
-    assert read_runs(artifacts) == []
+    assert follow(artifacts, ["unchanged"] * 6) is None
+    assert read_runs(artifacts) == [], "it goes on, in another clone"
+    killed._held.close()
     assert follow(artifacts, ["unchanged"] * 6) is None
     (entry,) = read_runs(artifacts)
     assert (entry.run_id, entry.outcome, entry.started) == ("killed", "crashed", killed.started)
@@ -250,11 +252,25 @@ def test_a_run_that_a_signal_ends_has_crashed_unless_a_person_stopped_it(artifac
     killed = record("killed")
     killed.__enter__()
     killed.stage("train", {}).__enter__()
+    killed._held.close()
     with record("next"):
         pass
     for entry in read_runs(artifacts):
         assert (entry.outcome, entry.stages["train"].outcome, entry.error is None) == (outcome, outcome, by_person)
     assert {entry.run_id for entry in read_runs(artifacts)} == {"ended", "killed"}
+
+
+def test_of_a_run_that_the_server_knows_too_its_own_entry_counts(artifacts):
+    entry = follow(artifacts, ["ran"] * 6)
+    assert entry is not None
+    told = entry.model_copy(update={"started": entry.ended, "outcome": "failed", "is_from_server": True})
+    append_run(artifacts, told)
+    append_run(artifacts, told.model_copy(update={"run_id": "lost"}))
+    append_run(artifacts, told.model_copy(update={"run_id": "lost", "started": entry.started}))
+    assert [(run.run_id, run.outcome) for run in read_runs(artifacts)] == [
+        (entry.run_id, "published"),
+        ("lost", "failed"),
+    ]
 
 
 def test_a_log_that_cannot_be_written_fails_no_run(artifacts, caplog):
@@ -263,5 +279,10 @@ def test_a_log_that_cannot_be_written_fails_no_run(artifacts, caplog):
     with record, record.stage("validate", done := {}):
         done["validate"] = "ran"
     assert "the run could not be logged" in caplog.text
-    with pytest.raises(DataError), RunRecorder(artifacts, run_id="run"):
+    with pytest.raises(DataError), RunRecorder(artifacts, run_id="other"):
         raise DataError("a", "b", "c")
+    assert caplog.text.count("Traceback") == 0
+    artifacts.run_log.rmdir()
+    follow(artifacts, ["unchanged"] * 6)
+    found = {run.run_id: run.outcome for run in read_runs(artifacts)}
+    assert found == {"run": "unchanged", "other": "failed"}, "the next run logs them, with their own ends"

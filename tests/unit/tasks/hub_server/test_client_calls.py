@@ -120,6 +120,9 @@ RIGHT: dict[str, Callable[[HfApi, Path], object]] = {
     "revision_exists": lambda api, _: api.revision_exists(REPO, "v1") and not api.revision_exists(REPO, "v0"),
     "run_as_future": lambda api, _: api.run_as_future(api.whoami).result()["name"] == "alice",
     "snapshot_download": lambda api, to: (Path(api.snapshot_download(REPO, local_dir=to)) / "a" / "b.txt").exists(),
+    "super_squash_history": lambda api, _: (
+        api.super_squash_history(REPO, branch="side") or len(api.list_repo_commits(REPO, revision="side")) == 1
+    ),
     "update_repo_settings": lambda api, _: api.update_repo_settings(REPO, private=True) or api.model_info(REPO).private,
     "upload_file": lambda api, _: (
         api.upload_file(repo_id=REPO, path_in_repo="e", path_or_fileobj=b"e") and "e" in files(api)
@@ -146,7 +149,7 @@ list_organization_members list_papers list_pending_access_requests list_rejected
 list_scheduled_jobs list_space_templates list_spaces list_spaces_hardware list_user_followers list_user_following
 list_user_repos list_webhooks move_bucket paper_info pause_space reject_access_request rename_discussion
 request_space_hardware rerun_job restart_space resume_scheduled_job run_job run_uv_job search_spaces
-set_space_sleep_time set_space_volumes space_info super_squash_history suspend_scheduled_job sync_job_volume
+set_space_sleep_time set_space_volumes space_info suspend_scheduled_job sync_job_volume
 trigger_scheduled_job unlike update_bucket_settings update_collection_item update_collection_metadata
 update_collection_resource_group update_job_expose update_job_labels update_scheduled_job_labels
 update_scheduled_job_schedule update_webhook upload_attachment wait_for_job wait_for_space

@@ -147,6 +147,51 @@ def fails(row: dict[str, Any]) -> bool:
     return bool(row["missing"])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [(1, 4), (1.0, 4), ("1", 1), (True, 3), ("true", 1), (None, 0), ("", 1), ('say "hi"', 1), ([1, "x\\"], 5)],
+)
+def test_texts_of_a_file_without_types_say_numbers_and_truth(project: Path, wanted: Any, found: int) -> None:
+    cells = ["1", "1.0", "01", " 1 ", "True", "TRUE", "true", '"say ""hi"""', "x\\", ""]
+    text = "".join(f"t{i},{cell},a\n" for i, cell in enumerate(cells))
+    (project / "feedback.csv").write_text(f"text,grade,label\n{text}")
+    report = run(project, feedback={"columns": {}, "where": {"grade": wanted}})
+    assert sum(report.sources["feedback"].values()) == found
+
+
+def test_a_part_of_a_source_may_lack_columns_that_others_have(project: Path) -> None:
+    rows = [{"body": f"b{i}", "label": "a"} | ({"title": f"t{i}", "who": i} if i < 60 else {}) for i in range(200)]
+    write(project / "feedback.jsonl", rows)
+    changed = {"train": "feedback.jsonl", "columns": {"text": "{title}: {body}", "reader": "who"}}
+    run(project, feedback=changed)
+    found = {row["text"]: row["reader"] for row in rows_of(project) if row["source"] == "feedback"}
+    assert (found["t7: b7"], found[": b150"]) == (7, None)
+    with pytest.raises(RecipeError, match=r"(?s)feedback.columns.text: the rows have no column `titel`.*mean `title`"):
+        run(project, feedback=changed | {"columns": {"text": "{titel}: {body}"}})
+    with pytest.raises(RecipeError, match=r"feedback.where: the rows have no column `whom`"):
+        run(project, feedback=changed | {"where": {"whom": None}})
+
+
+def test_a_column_gets_two_names_and_a_template_without_text_is_no_text(project: Path) -> None:
+    write(project / "feedback.jsonl", [{"body": None if i % 2 else f"b{i}", "label": "a"} for i in range(60)])
+    run(project, feedback={"train": "feedback.jsonl", "columns": {"text": "Q: {body}", "a": "body", "b": "body"}})
+    found = {(row["text"], row["a"], row["b"]) for row in rows_of(project) if row["source"] == "feedback"}
+    assert found == {(None, None, None), *((f"Q: b{i}", f"b{i}", f"b{i}") for i in range(0, 60, 2))}
+
+
+def test_the_order_of_the_sources_in_the_recipe_changes_nothing(project: Path) -> None:
+    """DVC compares recipes without looking at the order of keys."""
+    report = run(project)
+    keys = {"kind": "files", "train": "base.jsonl"}
+    other = {"feedback": {"kind": "files", "train": "feedback.csv", "columns": MAPPED}, "base": keys}
+    assert run(project, sources=other) == report
+
+
+def test_a_source_without_rows_gives_none(project: Path) -> None:
+    (project / "feedback.csv").write_text("title,body,intent,lang\n")
+    assert run(project, feedback={"max_rows": 5}).sources["feedback"] == {"train": 0, "validation": 0, "test": 0}
+
+
 def test_a_filter_that_leaves_nothing_says_so(project: Path) -> None:
     with pytest.raises(DataError, match=r"120 not of data.where"):
         run(project, base={"where": {"label": "c"}}, feedback={"splits": ["test"]})
@@ -160,6 +205,9 @@ def test_a_filter_that_leaves_nothing_says_so(project: Path) -> None:
         ({"sources": {"A b": {"kind": "files", "train": "a.csv"}}}, "cannot name a source"),
         ({"source": {"kind": "files", "train": "a.csv", "weight": 2.0}}, "say how several sources differ"),
         ({"sources": {"a": {"kind": "files", "train": "a.csv", "test": "b.csv", "splits": ["train"]}}}, "has test rows"),
+        ({"sources": {"a": {"kind": "files", "train": "a.csv", "splits": ["train", "test"]}}}, "no source may feed the validation split"),
+        ({"sources": {"a": {"kind": "files", "train": "a.csv", "weight": 1001}}}, "less than or equal to 1000"),
+        ({"source": {"kind": "files", "train": "a.csv", "columns": {"row_id": "id"}}}, "no column can be called 'row_id'"),
         ({"sources": {"a": {"kind": "files", "train": "a.csv", "wher": {}}}}, r"data.sources.a.wher: no such key.*`where`"),
         ({"source": {"kind": "files", "train": "a.csv"}, "split": {"by": "time"}, "time_column": "t"}, "`validation: 7d`"),
         ({"source": {"kind": "files", "train": "a.csv"}, "window": "90 days"}, "no span of time"),

@@ -101,6 +101,32 @@ def test_times_are_read(column: pa.Array, wanted: list[float | None]) -> None:
     assert column.type.equals(JSON) or read_times(pa.chunked_array([column])).dtype == np.int64
 
 
+def test_a_source_that_feeds_only_held_out_splits_gives_no_older_rows(tmp_path: Path) -> None:
+    """A held-out row must not be older than one that is learned from."""
+    own = [{"text": f"own {hour}", "at": at(hour)} for hour in range(0, 200, 4)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    sources = {
+        "base": {"kind": "files", "train": "rows.jsonl"},
+        "own": {"kind": "files", "train": "own.jsonl", "splits": ["validation", "test"]},
+    }
+    report = run(tmp_path, [at(hour) for hour in range(200)], source=None, sources=sources)
+    assert report.sources["own"] == {"train": 0, "validation": 6, "test": 12}
+    assert report.left_out == {"of a split that the source may not feed": 32}
+
+
+def test_rows_that_leave_nothing_to_learn_from_say_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train: no row is of its time"):
+        run(tmp_path, [at(0)] * 9)
+
+
+def test_lines_without_a_time_are_rows_without_one(tmp_path: Path) -> None:
+    """Parts of a file of JSON lines may lack a column."""
+    rows = [{"text": f"row {i}"} | ({"at": at(i)} if i < 200 else {}) for i in range(220)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(tmp_path, [], source={"kind": "files", "train": "some.jsonl"})
+    assert {f"row {i}" for i in range(200, 220)} <= {*texts(tmp_path)["train"]}
+
+
 def test_rows_without_a_time_are_kept_for_validation_and_move_no_cut(tmp_path: Path) -> None:
     future = dt.datetime.fromtimestamp(time.time() + 3 * 86_400, dt.UTC).isoformat()
     report = run(tmp_path, [*map(at, range(0, 240, 4)), None, "soon", future])

@@ -105,6 +105,22 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     assert fetch_pull_request_status(patient(api), 99) is None
 
 
+def test_what_a_person_has_decided_is_told(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    proposals = ReleaseProposals(patient(api), RECIPE)
+    assert proposals.decision(1) is None, "it waits"
+    api.merge_pull_request(REPO, 1)
+    found = proposals.decision(1)
+    head = api.list_repo_commits(REPO)[0].commit_id
+    assert found == ReleaseOutcome("published", head, pull_request=1, note="pull request 1 was merged")
+    assert [tag.name for tag in api.list_repo_refs(REPO).tags] == [release.tag]
+    propose(api, newer(folder), replaces=release.weights)
+    withdraw(api, "The gate says no.")
+    assert proposals.decision(2) is None, "we have closed it ourselves"
+    assert proposals.decision(99) is None
+
+
 def test_rejected_weights_are_not_proposed_by_another_recipe_or_text(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     api.change_discussion_status(REPO, 1, "closed")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,16 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
         assert entry.metrics["model"] == metrics["model"]
         assert (entry.metric, entry.weights, entry.repo_id) == (metrics["metric"], blessing["model"], REPO)
         assert entry.time
+
+    lines = artifacts.release_events.read_text().splitlines(keepends=True)
+    artifacts.release_events.write_text("".join(line for line in lines if '"event":"published"' not in line))
+    shutil.rmtree(artifacts.unrecorded)
+    for _ in range(2):  # as if the worker that published had been lost with its log
+        run(prepared)
+    (found,) = [entry for entry in read_release_events(artifacts) if entry.event == "published"]
+    same = ("commit", "tag", "publish_id", "weights", "repo_id", "endpoint")
+    assert [getattr(found, name) for name in same] == [getattr(published, name) for name in same]
+    assert abs(datetime.fromisoformat(found.time) - datetime.fromisoformat(published.time)).seconds <= 5
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.hub_server import git_objects
 from tasks.hub_server.store import RepositoryStore
 from tasks.publishing.release import ReleaseOutcome
-from tasks.releases import commands
+from tasks.releases import recipe_releases
 from tasks.releases.rollback import RollbackResult, commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
@@ -313,14 +313,14 @@ def test_before_a_first_release_there_is_none_and_no_error(tmp_path, monkeypatch
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
     for must_exist in (True, False):
-        commands.print_releases([recipe], must_exist=must_exist)
+        recipe_releases.print_releases([recipe], last=30, must_exist=must_exist)
         assert capsys.readouterr().out == "tiny: tests/tiny on the Hub in .hub\n  no release yet\n"
     event = ReleaseEvent(
         event="published", reasons=(), repo_id="tests/tiny", endpoint="local", commit="c" * 40, tag="v1"
     )
     append_release_event(Artifacts("tiny"), event)
     with pytest.raises(HubRefusedError, match="is not found, and models were published there"):
-        commands.print_releases([recipe], must_exist=True)
+        recipe_releases.print_releases([recipe], last=30, must_exist=True)
 
 
 def test_rollback_is_logged_once_and_listed(
@@ -333,7 +333,7 @@ def test_rollback_is_logged_once_and_listed(
     place = {"publish.repo_id": REPO, "publish.endpoint": hub.endpoint}
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
-        commands.roll_back_and_log("v1", recipe=recipe, by="ann", why="wrong answers")
+        recipe_releases.roll_back_and_log("v1", recipe=recipe, by="ann", why="wrong answers")
     (entry,) = read_release_events(Artifacts("tiny"))
     assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
     assert (entry.endpoint, entry.repo_id, entry.commit) == (
@@ -342,7 +342,7 @@ def test_rollback_is_logged_once_and_listed(
         api.list_repo_commits(REPO)[0].commit_id,
     )
     tiny.write(recipe, tiny.recipe({"publish.repo_id": REPO}))  # on the Hub that HF_ENDPOINT names
-    commands.print_releases([recipe], must_exist=True)
+    recipe_releases.print_releases([recipe], last=30, must_exist=True)
     printed = capsys.readouterr().out
     assert f"tiny: {REPO} on {hub.endpoint}\n" in printed
     assert re.search(r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", printed)

@@ -245,6 +245,11 @@ def test_failed_validation_links_to_its_report(plain):
     failed = {"validate": StageTiming(stage="validate", seconds=1.0, outcome="failed")}
     (link,) = (a for a in Outline(render_report_page(plain, timings=failed)).addresses if not a.startswith("#"))
     assert (plain.run / link).resolve() == page.resolve()
+    failed["validate"] = failed["validate"].model_copy(update={"error": "row 3 of train: 'a private text'"})
+    assert "a private text" in render_report_page(plain, timings=failed)
+    bare = render_report_page(plain, timings=failed, quote_rows=False)
+    assert "a private text" not in bare
+    assert str(link) not in bare, "it shows rows"
 
 
 @pytest.mark.parametrize(
@@ -350,6 +355,7 @@ def test_page_limits_slices_and_long_texts(tmp_path):
     run = example.write(tmp_path, slices=1500, worst=100, text=example.EVIL * 30)
     page = render_report_page(run, timings=TIMINGS)
     assert "The worst 400 of 1500 slices" in words(page)
+    assert "Of the slices with enough rows for an interval, the worst is" in words(page)
 
 
 def test_nonfinite_values_are_shown_as_missing(run):
@@ -470,3 +476,22 @@ def test_page_of_a_run_of_the_real_stages(project: Project) -> None:
     assert headline(released) == "To be published"
     assert receipt["commit"] not in released
     assert set(draw_card_charts(artifacts)) >= {"curves.png", "comparison.png"}
+
+
+def test_page_says_which_rows_were_left_out(run):
+    before = words(render_report_page(run, timings=TIMINGS))
+    assert "Ingest left out" not in before
+    assert "split, the candidate is" in before
+    details = run.evaluation / "details.json"
+    comparisons = [one | {"learned": 3, "left_out": 1} for one in json.loads(details.read_text())["comparisons"]]
+    change(details, comparisons=comparisons)
+    change(run.raw / "source.json", left_out={"older than data.window or data.since": 1200, "more than max_rows": 1})
+    corrections = {"corrections": 4, "changed": {"train": 3, "validation": 0, "test": 1}, "unmatched": []}
+    change(run.validated / "validation.json", corrections=corrections)
+    page = words(render_report_page(run, timings=TIMINGS))
+    assert (
+        "without 3 rows that the champion has learned from and 1 row that not both models read as a whole, the" in page
+    )
+    assert "Ingest left out 1,200 rows: older than data.window or data.since." in page
+    assert "Ingest left out 1 row: more than max_rows." in page
+    assert "data.corrections: 4 corrections give 3 train, 1 test rows another label." in page

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
+
 import numpy as np
 import pytest
+from ruamel.yaml import YAML
 
 from params.schema import ObjectiveChoice
+from params.sections.data import Data
 from params.sections.evaluation import Gate
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
@@ -245,3 +250,35 @@ def test_a_split_by_hash_seldom_has_fewer_test_rows_than_new_lets_pass() -> None
     rows = next(rows for rows in range(20, 200) if says_nothing(rows))
     assert 0 < too_small(rows) < 0.04
     assert too_small(rows // 2) > 0.3
+
+
+_BOTH = {name: AdvisedValue(0.1) for name in ("validation", "test")}
+_DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "span"),
+    [
+        ("created_at", [f"2026-0{1 + i % 9}-01T10:00:00+02:00" for i in range(90)], "12d"),
+        ("seen", [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=i) for i in range(100)], "5h"),
+        ("timestamp", [1_760_000_000 + _DAY_S * i for i in range(100)], "5d"),
+        (
+            "created_at",
+            ["2026-01-01", *["soon"] * 9, *[f"2026-01-{i + 1:02}" for i in range(20)]],
+            None,
+        ),  # a third says none
+        ("created_at", ["2026-01-01"] * 50, None),  # one moment
+        ("number", [1_760_000_000 + _DAY_S * i for i in range(100)], None),  # may number the rows
+        ("text", [f"row {i}" for i in range(100)], None),
+    ],
+)
+def test_column_of_times_is_proposed_and_not_used(name: str, values: list[object], span: str | None) -> None:
+    sample = RowSample({"train": [{name: value, "label": "a"} for value in values]}, {"train": len(values)})
+    found = choices.propose_time_split(sample, _BOTH)
+    assert choices.propose_time_split(sample, {"validation": _BOTH["validation"]}) == [], "test rows are there"
+    assert bool(found) == bool(span)
+    for remark in found:
+        time_column, split = re.findall("`(.*?)`", remark)
+        read = YAML(typ="safe").load(f"{time_column}\n{split}")
+        assert read == {"time_column": name, "split": {"by": "time", "test": span, "validation": span}}
+        Data.model_validate({"source": {"kind": "files", "train": "rows.csv"}, **read})

@@ -333,12 +333,25 @@ def test_cells_that_are_no_numbers_are_named(project: Path, models: Path) -> Non
     assert "1 of 200 rows will be set aside: no `stars`" in text
 
 
-def test_several_scores_get_the_line_that_learns_them(project: Path) -> None:
-    path = project / "params/topics.yaml"
-    with pytest.raises(RecipeError, match="--score: names several columns") as error:
-        new_command("topics", data="data/rows.csv", score=["price", "stars"])
-    assert "write `label_column: [price, stars]` into" in error.value.fix
-    assert not path.exists()
+@pytest.mark.parametrize(
+    ("flag", "data", "score", "fix"),
+    [
+        ("--score", ["data/rows.csv"], ["price", "stars"], "write `label_column: [price, stars]` into"),
+        (
+            "--data",
+            ["data/rows.csv", "data/more.csv"],
+            None,
+            "give --data data/rows.csv alone, and then write the others",
+        ),
+    ],
+)
+def test_what_is_there_twice_is_not_dropped_in_silence(
+    project: Path, flag: str, data: list[str], score: list[str] | None, fix: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"{flag}: is there 2 times") as error:
+        new_command("topics", data=data, score=score)
+    assert fix in error.value.fix
+    assert not (project / "params/topics.yaml").exists()
 
 
 MANY_BAD = [{"text": f"a text about {i}" if i % 3 else "", "label": f"label {i % 2}"} for i in range(120)]

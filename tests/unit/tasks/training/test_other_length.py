@@ -56,7 +56,6 @@ def with_tokens(artifacts, root):
 
 LENGTHS = {
     "the last step is evaluated anyway": ({"training.max_steps": 12}, {"training.max_steps": 20}, 12),
-    "the last step is not": ({"training.max_steps": 14}, {"training.max_steps": 20}, 12),
     "epochs": (
         {"training.epochs": 1, "training.max_steps": ..., "training.eval_steps": 1, "objective.packing": False},
         {"training.epochs": 1.5, "training.max_steps": ..., "training.eval_steps": 1, "objective.packing": False},
@@ -111,15 +110,19 @@ def test_a_longer_run_ends_like_one_with_all_of_the_steps(tmp_path, caplog, firs
     assert_same(whole, artifacts)
 
 
-def test_a_longer_run_that_is_killed_ends_with_the_same_bits(tmp_path, monkeypatch):
+def test_a_longer_run_that_is_killed_ends_with_the_same_bits(tmp_path, monkeypatch, caplog):
+    """The last step of the shorter run is between two evaluations, so it goes on from an earlier one."""
     artifacts, recipe = project(tmp_path / "one", {"training.max_steps": 14})
     whole = with_tokens(artifacts, tmp_path / "whole")
     run_train(artifacts, recipe)
     longer = edited(artifacts, {"training.max_steps": 26})
-    for point in ("checkpoint.optimizer:1", "checkpoint.optimizer:2"):
-        monkeypatch.setenv(KILL_AT, point)
-        with pytest.raises(KilledError):
-            run_train(artifacts, longer)
+    with caplog.at_level(logging.INFO):
+        for point in ("checkpoint.optimizer:1", "checkpoint.optimizer:2"):
+            monkeypatch.setenv(KILL_AT, point)
+            with pytest.raises(KilledError):
+                run_train(artifacts, longer)
+    assert "goes on from step 12 of run " in caplog.text
+    assert "resumes at step 12 " in caplog.text
     monkeypatch.delenv(KILL_AT)
     run_train(artifacts, longer)
     run_train(whole, edited(whole, {"training.max_steps": 26}))
@@ -166,10 +169,23 @@ def test_what_depends_on_the_number_of_steps_starts_at_step_0_and_says_why(tmp_p
     assert "resumes at step" not in caplog.text
 
 
-def test_other_data_and_another_seed_start_at_step_0(tmp_path, caplog):
-    artifacts, recipe = project(tmp_path, {"training.max_steps": 4})
-    run_train(artifacts, recipe)
-    caplog.clear()
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    """A project whose training of four steps has ended, its recipe and its report."""
+    artifacts, recipe = project(tmp_path_factory.mktemp("four"), {"training.max_steps": 4})
+    return artifacts, recipe, run_train(artifacts, recipe)
+
+
+@pytest.fixture
+def trained(four_steps, tmp_path):
+    """A copy of it."""
+    artifacts, recipe, report = four_steps
+    shutil.copytree(artifacts.root, tmp_path, dirs_exist_ok=True)
+    return Artifacts("tiny", tmp_path), recipe, report
+
+
+def test_other_data_and_another_seed_start_at_step_0(trained, caplog):
+    artifacts, recipe, _ = trained
     with caplog.at_level(logging.INFO):
         run_train(artifacts, edited(artifacts, {"training.max_steps": 8, "seed": 4}))
     assert "goes on" not in caplog.text
@@ -181,9 +197,8 @@ def test_other_data_and_another_seed_start_at_step_0(tmp_path, caplog):
     assert caplog.text.count("starts at step 0") == 2
 
 
-def test_a_damaged_state_is_not_gone_on_from(tmp_path, caplog):
-    artifacts, recipe = project(tmp_path, {"training.max_steps": 4})
-    run_train(artifacts, recipe)
+def test_a_damaged_state_is_not_gone_on_from(trained, caplog):
+    artifacts, *_ = trained
     (weights,) = artifacts.finished_run.glob("*/checkpoint-4/optimizer.pt")
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.INFO):
@@ -193,14 +208,11 @@ def test_a_damaged_state_is_not_gone_on_from(tmp_path, caplog):
 
 
 def test_a_round_that_the_end_has_cut_is_not_gone_on_from(tmp_path, monkeypatch):
-    artifacts, recipe = project(tmp_path, {"training.max_steps": 12})
-    run_train(artifacts, recipe)
-    (folder,) = artifacts.finished_run.iterdir()
-    job = Job.of(recipe, artifacts)
-    assert find_continued_checkpoint(folder, job, 12) is None, "there is nothing to train"
+    run, job = of_steps(tmp_path, {"training.max_steps": 20}, steps=(12,))
+    assert find_continued_checkpoint(run, job, 12) is None, "there is nothing to train"
     for rounds, is_usable in ((1, True), (4, True), (5, False)):
         monkeypatch.setattr(CausalLM, "steps_per_round", rounds, raising=False)
-        assert (find_continued_checkpoint(folder, job, 20) is not None) == is_usable, rounds
+        assert (find_continued_checkpoint(run, job, 20) is not None) == is_usable, rounds
 
 
 def test_endless_schedules_are_those_of_transformers_that_get_no_number_of_steps():
@@ -239,9 +251,8 @@ def test_under_dvc_the_state_is_kept_when_dvc_lock_records_the_run(tmp_path, mon
     assert {path.name for path in (artifacts.finished_run / report.run).glob("*-4")} == {"best-4", "checkpoint-4"}
 
 
-def test_check_says_where_a_longer_training_starts(tmp_path, monkeypatch, caplog):
-    artifacts, recipe = project(tmp_path, {"training.max_steps": 4})
-    report = run_train(artifacts, recipe)
+def test_check_says_where_a_longer_training_starts(trained, tmp_path, monkeypatch, caplog):
+    artifacts, _, report = trained
     monkeypatch.chdir(tmp_path)
     for changes, said in (
         ({"training.max_steps": 8}, f"goes on from step 4 of run {report.run}, if rows and code are as they were"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
-from params.schema import AdapterForm, Lora
+from params.schema import AdapterForm, Lora, Model
 from params.sections.rows import TrainTokenizer
 from tasks.publishing.assembly import copy_model_for_release
 from tasks.stages import read_report, stage_arguments_from_recipe
@@ -23,13 +27,14 @@ from tests.support import releases, tiny
 from tests.support.pretrained import write_model
 from tests.support.starts import RELEASE, pin
 from tests.support.tiny_releases import KINDS, OWN_ROWS, SIZES
-from tests.support.training import assert_same, run_train, run_train_with_kills
+from tests.support.training import assert_same, curve, run_train, run_train_with_kills
 from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.model.start_model import check_start_fits, resolve_start
+from trainer.objectives.bases.likelihood import without_labels
 
 MORE = {**SIZES, "train": 90}
 """Rows of the second run."""
@@ -107,6 +112,70 @@ def metrics_of(model: Any, objective: Any, state: Any, tokenizer: Any, artifacts
     return dict(metrics.compute())
 
 
+@pytest.mark.parametrize(("form", "now"), [("merged", ["b", "a"]), ("merged", ["b"]), ("adapter", ["a", "c", "b"])])
+def test_numbers_keep_their_units_in_another_order_and_beside_new_ones(
+    tmp_path: Path, form: AdapterForm, now: list[str]
+) -> None:
+    base = write_model(tmp_path / "base", "bert")
+    artifacts = Artifacts("tiny", tmp_path)
+    values = {
+        "a": [3000.0 + i % 7 * 900 for i in range(60)],
+        "b": [i % 5 / 10 for i in range(60)],
+        "c": [5e4 + i for i in range(60)],
+    }
+    tiny.write_rows(artifacts, **{split: {"text": tiny.sentences(60, len(split)), **values} for split in SIZES})
+    content = tiny.recipe(
+        {
+            "objective": {"name": "regression", "label_column": ["a", "b"]},
+            "model": {"pretrained": str(base)} | ({"lora": {"r": 4, "alpha": 8}} if form == "adapter" else {}),
+            "tokenization.tokenizer": {"kind": "pretrained", "path": str(base)},
+        },
+    )
+    recipe = tiny.load(tiny.write(artifacts.recipe_path, content))
+    tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+    releases.learn(artifacts, recipe, 20)
+    copy_model_for_release(artifacts, form, tmp_path / "release", limit=64)
+    start = pin(artifacts, tmp_path / "release")
+    changes = {"model.start": "champion", "objective.label_column": now}
+    recipe = tiny.load(tiny.write(artifacts.recipe_path, tiny.changed(content, changes)))
+    tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+    objective, tokenizer = objectives.build_objective(recipe.objective), tokens.read_tokenizer(artifacts.tokens)
+    state = tokens.read_objective_state(artifacts.tokens)
+    initial, adapter = resolve_start(start, recipe.model)
+    model, _ = network.build_model_and_name_new_weights(
+        initial, objective=objective, state=state, tokenizer=tokenizer, seed=1, adapter=adapter
+    )
+    published = network.load_trained_model(start, objective.model_class())
+    sequences = tokens.read_split(artifacts.tokens, "validation")
+    batch = without_labels(objective.collate([sequences[i] for i in range(4)], tokenizer))
+    with torch.no_grad():
+        before, answers = (one.eval()(**batch).logits for one in (published, model))
+    for place, name in enumerate(now):
+        if name == "c":  # what is new begins near the mean
+            assert (answers[:, place] - 5e4).abs().max() < 100
+        else:
+            torch.testing.assert_close(answers[:, place].float(), before[:, "ab".index(name)], rtol=1e-3, atol=1e-3)
+
+
+def test_the_reference_of_preferences_has_the_adapters_that_go_on(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base", "llama")
+    artifacts, recipe = start_from_release(
+        tmp_path,
+        "dpo",
+        3,
+        first={
+            "model": {"pretrained": str(base), "lora": {"r": 4, "alpha": 8}},
+            "tokenization.tokenizer": {"kind": "pretrained", "path": str(base)},
+            "training.max_steps": 4,
+        },
+    )
+    tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+    run_train(artifacts, recipe)
+    first, *_, last = (one["loss"] for one in curve(artifacts, "validation"))
+    assert first == pytest.approx(math.log(2))  # as if no answer had become likelier yet
+    assert last < first
+
+
 LORA = {"causal_lm": "llama", "sequence_classification": "bert", "regression": "bert", "seq2seq": "t5"}
 
 
@@ -165,6 +234,35 @@ def test_other_architecture_and_other_tokens_are_refused(tmp_path: Path) -> None
         check_start_fits(artifacts.start / "model", recipe.model)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"hidden_size": 64}, "hidden_size 32, and the recipe's model 64"),  # which is called n_embd in its config.json
+        ({"n_layer": 2}, "n_layer 1, and the recipe's model 2"),
+        ({"scale_attn_weights": False}, "scale_attn_weights True, and the recipe's model False"),
+        ({"hidden_size": 32, "n_layer": 1}, ""),
+    ],
+)
+def test_a_change_of_the_architecture_is_found_by_any_name(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+    usual = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
+    transformers.AutoConfig.for_model(**usual).save_pretrained(tmp_path)
+    model = Model(
+        config={key: value for key, value in usual.items() if key != "n_embd" or not given.get("hidden_size")} | given
+    )
+    with pytest.raises(ModelError, match=told) if told else contextlib.nullcontext():
+        check_start_fits(tmp_path, model)
+
+
+def test_parts_of_a_configuration_are_compared(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    config = tiny.RECIPE["model"]["config"]
+    transformers.AutoConfig.for_model(**config, rope_parameters=rope).save_pretrained(tmp_path)
+    check_start_fits(tmp_path, Model(config={**config, "rope_parameters": rope}))
+    check_start_fits(tmp_path, Model(config={**config, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}))
+    with pytest.raises(ModelError, match=r"rope_parameters \{.*4.0.*\}, and the recipe's model \{.*8.0"):
+        check_start_fits(tmp_path, Model(config={**config, "rope_parameters": {**rope, "factor": 8.0}}))
+
+
 def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     artifacts, recipe = start_from_release(tmp_path / "one", "sequence_classification", 0)
     tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
@@ -188,6 +286,7 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 def test_both_starts_are_trained_and_the_better_one_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each start is an ordinary run: killed in both of them, the training ends with the same weights."""
     changes = {"model.start": "best", "training.max_steps": 6, "training.learning_rate": 1e-3}
+    changes |= {"training.replay": {"known": 0.5}, "training.stay_close": 1e-3}
     artifacts, recipe = start_from_release(tmp_path / "golden", "sequence_classification", **changes)
     tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
     with caplog.at_level("INFO"):

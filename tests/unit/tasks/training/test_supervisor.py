@@ -30,20 +30,23 @@ from tasks.training import processes, ranks
 from tasks.training.processes import launch_command
 from tasks.training.ranks import RankMonitor
 from tasks.training.supervisor import supervise_training
+from tests.support import forked
 from tests.support.project import ROOT, wait_for
 from trainer.job import Job
 from trainer.runtime import heartbeat, launcher
 from trainer.runtime.launcher import REPORT
 
 START = """\
-import os, subprocess, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import params
 from trainer.runtime.heartbeat import Heartbeat
-from trainer.job import Job
-job = Job.load(Path(sys.argv[1]))
+job = json.loads(Path(sys.argv[1]).read_bytes(), object_hook=lambda found: SimpleNamespace(**found))
+job.folder = Path(job.folder)
 rank = int(os.environ.get("RANK", "0"))
 """
+"""Without `trainer.job`, whose import would take longer than all else that a process does here."""
 BEATS = """\
 heart = Heartbeat(job.folder, rank)
 def work(until=lambda: False):
@@ -91,7 +94,7 @@ dist.destroy_process_group()
 def test_processes_of_one_machine_listen_on_it_only(tmp_path):
     script, own = tmp_path / "meet.py", Launch(micro_batch_size=1, num_processes=2, main_process_port=29500)
     script.write_text(MEET)
-    command = [*launch_command(own, Path("job.json"))[:-3], str(script)]
+    command = [forked.python(), *launch_command(own, Path("job.json"))[1:-3], str(script)]
     env = {**os.environ, **processes.gloo_environment(own), REPORT: str(tmp_path / "report"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -102,11 +105,11 @@ def test_processes_of_one_machine_listen_on_it_only(tmp_path):
 
 
 class FakeTraining:
-    """A run whose processes execute `code`: through the real launcher if there are several."""
+    """A run whose processes execute `code`: through the real launcher if there are several, forked if its end is not the matter."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self._monkeypatch = folder, monkeypatch
-        self.starts = []
+        self.starts, self.launcher = [], sys.executable
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def job(self, code, **launch):
@@ -117,7 +120,7 @@ class FakeTraining:
             self.starts.append(launch)
             if launch.num_processes == 1:
                 return [sys.executable, str(script), str(job_path)]
-            return [*launch_command(launch, job_path)[:-3], str(script), str(job_path)]
+            return [self.launcher, *launch_command(launch, job_path)[1:-3], str(script), str(job_path)]
 
         self._monkeypatch.setattr(processes, "launch_command", command_of)
         return Job(
@@ -171,6 +174,7 @@ def fake(tmp_path, monkeypatch):
 
 class TestFailures:
     def test_first_rank_to_fail_is_the_cause(self, fake):
+        fake.launcher = forked.python()
         code = "def has_failed(path): return path.exists() and b'DataError' in path.read_bytes()\n"
         code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
         code += "while not has_failed(job.folder / 'rank-1'): time.sleep(0.01)\n"
@@ -193,6 +197,7 @@ class TestFailures:
         assert capfd.readouterr() == ("", "")
 
     def test_rank_that_exits_without_an_error_report(self, fake):
+        fake.launcher = forked.python()
         error = fake.fails(BEATS + "work(until=lambda: rank == 1)", num_processes=2)
         assert type(error) is ModelError
         assert error.what == "rank 1 exited without reporting an error"
@@ -207,6 +212,7 @@ class TestFailures:
         assert fake.fails(BEATS + code + "fail('DataError')").what == "bad data"
 
     def test_failed_launcher_reports_the_reason(self, fake, tmp_path, capfd):
+        fake.launcher = forked.python()
         (tmp_path / "broken.yaml").write_text("no_such_key: 1\n")
         error = fake.fails("", num_processes=2, accelerate_config=str(tmp_path / "broken.yaml"))
         assert type(error) is ModelError
@@ -240,7 +246,7 @@ class TestStalls:
         assert type(error) is StalledError
         first, *places = error.what.splitlines()
         assert first.endswith("has made no progress for 2 s: step 20, training, sleeping")
-        assert places[0].endswith("rank.py:19 in endless")
+        assert places[0].endswith("rank.py:20 in endless")
         assert "most recent call first" in caplog.text
 
     def test_stopped_rank_is_named_instead_of_those_waiting(self, tmp_path):
@@ -433,7 +439,7 @@ if job.launch.eval_batch_size > 8:
 def test_launcher_reports_a_single_process(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text("import os; os.kill(os.getpid(), 9)")
-    launch = [sys.executable, "-m", "trainer.runtime.launcher", "--num_processes", "1", "--num_machines", "1"]
+    launch = [forked.python(), "-m", "trainer.runtime.launcher", "--num_processes", "1", "--num_machines", "1"]
     done = subprocess.run(
         [*launch, "--mixed_precision", "no", "--dynamo_backend", "no", str(script)],
         env={**os.environ, launcher.REPORT: str(tmp_path / "launch.json")},

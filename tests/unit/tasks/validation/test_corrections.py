@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
-from params.foundation.artifacts import CORRECTIONS
+from params.foundation.artifacts import CORRECTIONS, SPLITS
 from params.schema import ObjectiveChoice
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SCHEMA, SplitRows
 from tasks.validation import corrections
 from tasks.validation.corrections import find_columns
 from tests.support import tiny
@@ -67,6 +68,13 @@ def test_a_table_of_rows_needs_no_hash(artifacts):
     assert report.corrections.changed == {"train": 2, "validation": 1, "test": 0}
 
 
+def test_a_label_that_no_row_of_the_source_has_is_said(artifacts, caplog):
+    """A typing error of a correction would make a label of its own; one that some row of the source has is none."""
+    with caplog.at_level("WARNING"):
+        correct(artifacts, {"text": ["pay my bill", "my bill"], "label": ["biil", "bill"]})
+    assert "no row of the source has 'biil', only data.corrections" in caplog.text
+
+
 def test_a_confirmed_label_and_no_correction_change_nothing(artifacts):
     run_validation(artifacts, objective=CLASSES)
     plain = SplitRows(artifacts.rows / "train").manifest.shards
@@ -84,13 +92,19 @@ def test_only_new_shards_are_hashed_again(artifacts, monkeypatch):
         labels = ["bill"] * len(texts)
         correct(artifacts, {"text": texts, "label": labels}, inputs=tiny.inputs("validate", artifacts, "1"))
         assert len(read) == expected
+        for split in SPLITS:  # ingest keeps what it knows of all rows there, such as the newest time
+            path = artifacts.raw / split / SCHEMA
+            pq.write_metadata(pq.read_schema(path).with_metadata({"newest": str(len(texts))}), path)
     assert good_rows(artifacts, column="label") == ["bill", "card", "bill", "bill", "bill"]
 
 
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"text": ["card", "card"], "label": ["a", "b"]}, r"row 1: says {'label': 'b'}, and row 0 says {'label': 'a'}"),
+        (
+            {"text": ["card", "card"], "label": ["a", "b"]},
+            r"row 1: says {'label': 'b'}, and data.corrections, row 0 says {'label': 'a'}",
+        ),
         ({"row_hash": ["17"], "label": ["a"]}, r"row 0: '17' is no row_hash"),
         ({"row_hash": [None, hashed("a")], "label": ["a", "b"]}, r"row 0: has no row_hash"),
         (
@@ -116,6 +130,36 @@ def test_labels_of_another_type_are_refused(tmp_path):
         correct(artifacts, {"text": ["a"], "label": ["x"]})
 
 
+@pytest.mark.parametrize(
+    ("labels", "correction", "told"),
+    [
+        ([1, 2, 1], 3.5, "type that column `label` has, int64: .*3.5"),
+        ([1.0, 2.5, 1.0], "1,5", "row 0: '1,5' is no number"),
+    ],
+)
+def test_no_corrected_number_is_cut_or_left_out(tmp_path, labels, correction, told):
+    numbers = {"text": ["a", "b", "c"], "label": labels}
+    artifacts = write_raw(tmp_path, train=numbers, validation=numbers, test=numbers)
+    with pytest.raises(DataError, match=told):
+        correct(artifacts, {"text": ["a"], "label": [correction]}, ObjectiveChoice(name="regression"))
+
+
+def test_truth_values_of_a_table_are_those_of_the_rows(tmp_path):
+    liked = {"text": ["a", "b", "c"], "label": [True, False, True]}
+    artifacts = write_raw(tmp_path, train=liked, validation=liked, test=liked)
+    correct(artifacts, {"row_hash": [hashed("a"), hashed("b")], "corrected_label": ["False", "true"]})
+    assert good_rows(artifacts, column="label") == [False, True, True]
+
+
+def test_rows_drawn_at_random_are_wrong_if_the_source_says_something_else(tmp_path):
+    sets = {"text": ["a b", "b", "c"], "labels": [["a", "b"], ["b"], []]}
+    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    filled = {"row_hash": [hashed("a b"), hashed("b"), hashed("gone")], "why": ["random", "suspect; random", "random"]}
+    filled |= {"given_label": ["a, b", "not a", "b"], "corrected_label": ['["a", "b"]', '["a", "b"]', '["a"]']}
+    found = correct(artifacts, filled, ObjectiveChoice(name="multi_label_classification")).corrections
+    assert (found.drawn, found.drawn_wrong) == (2, 1)
+
+
 def test_lists_of_labels_are_json_in_a_table(tmp_path):
     sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
     artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
@@ -127,9 +171,37 @@ def test_lists_of_labels_are_json_in_a_table(tmp_path):
         correct(artifacts, {"row_hash": [hashed("a b")], "corrected_label": ["a, b"]}, objective)
 
 
+def test_a_review_beside_a_table_of_other_columns_hides_none_of_its_rows(artifacts):
+    union = {
+        "text": ["pay my bill", None, None],
+        "label": ["bill", None, None],
+        "row_hash": [None, hashed("a new card"), hashed("send a card")],
+        "why": [None, "suspect", "random"],
+        "given_label": [None, "bill", "card"],
+        "corrected_label": [None, "card", None],
+    }
+    found = correct(artifacts, union).corrections
+    assert (found.corrections, found.changed) == (2, {"train": 2, "validation": 1, "test": 0})
+
+
+def test_of_several_labels_a_row_is_wrong_if_they_are_others(tmp_path):
+    sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
+    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    drawn = {
+        "row_hash": [hashed("a b"), hashed("b"), hashed("c")],
+        "given_label": ["a", "b", ""],
+        "labels": ['["a"]', '["b"]', "[]"],
+        "why": ["random"] * 3,
+        "corrected_label": ['["b", "a"]', '["b"]', "[]"],
+    }
+    found = correct(artifacts, drawn, ObjectiveChoice(name="multi_label_classification")).corrections
+    assert (found.drawn, found.drawn_wrong) == (3, 1)
+
+
 def test_escaped_cells_of_a_review_are_read_as_they_were(artifacts):
-    correct(artifacts, {"row_hash": [hashed("pay my bill")], "corrected_label": ["'-bill"]})
-    assert good_rows(artifacts, column="label")[0] == "-bill"
+    cells = {"pay my bill": "'\uff1dbill", "send a card": "rock'-n-roll"}
+    correct(artifacts, {"row_hash": [*map(hashed, cells)], "corrected_label": [*cells.values()]})
+    assert good_rows(artifacts, column="label")[:2] == ["\uff1dbill", "rock'-n-roll"]
 
 
 @pytest.mark.parametrize(

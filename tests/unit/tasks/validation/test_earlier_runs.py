@@ -13,6 +13,7 @@ import pytest
 from params import DataError
 from params.schema import Launch, ObjectiveChoice
 from params.sections.rows import Expectation
+from tasks.drift import known
 from tasks.drift import rows as drift_rows
 from tasks.validation import by_key, label_checks, separated_rows
 from tasks.validation import checks as checks_module
@@ -33,6 +34,7 @@ FUNCTIONS = {
     "keys": (by_key, "write_shard_key_hashes"),
     "good": (separated_rows, "write_good_shard_rows"),
     "drift": (drift_rows, "scan_shard"),
+    "held out": (known, "_hash_shard"),
     "sampled": (drift_rows, "_compared"),
     "failing": (separated_rows, "read_failing_shard_rows"),
 }
@@ -93,7 +95,7 @@ class TestEarlierRuns:
         @functools.wraps(own)
         def noted(*arguments):
             work = arguments[-1]
-            if name in ("drift", "sampled"):
+            if name in ("drift", "held out", "sampled"):
                 rows = work[0] if name == "sampled" else work
                 split = rows.folder.name
             else:
@@ -165,7 +167,7 @@ class TestEarlierRuns:
         again = self.run()
         assert again["rows"] == again["keys"] == ["test 0"]
         assert again["good"] == ["train 0"]
-        assert again["drift"] == ["train 0", "test 0"]
+        assert (again["drift"], again["held out"]) == (["train 0"], ["test 0"])
 
     def test_row_that_returns_is_a_row_again(self):
         self.write(test=[self.texts[5]])

@@ -89,6 +89,18 @@ def test_a_held_out_row_stays_and_the_first_of_training_rows(tmp_path):
     assert reasons["train", 2][0].endswith("repeats row 1 of train"), reasons
 
 
+def test_letters_count_with_their_marks_and_in_any_form():
+    """Devanagari writes vowels as marks of consonants, Thai tones; a font is no difference."""
+
+    def shingles_of(text):
+        return {*near_duplicates.hash_shingles([{"text": text}])[0].tolist()}
+
+    for one, other in (("\u0915\u093e", "\u0915\u0940"), ("\u0e44\u0e21\u0e48", "\u0e44\u0e21\u0e49")):
+        assert shingles_of(one) != shingles_of(other)
+    for one, other in (("cafe\u0301", "CAF\u00c9!"), ("\uff21\uff22\uff23\uff24\uff25", "abcde")):
+        assert shingles_of(one) == shingles_of(other)
+
+
 def test_the_default_compares_nothing_and_report_sets_nothing_aside(tmp_path, caplog):
     artifacts = write_raw(tmp_path, train={"text": [SENTENCE, SENTENCE + "!"]})
     assert Validation().near_duplicates is None

@@ -9,18 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 
-from params import ModelError, Recipe
-from params.foundation.artifacts import Artifacts
+from params import HubRefusedError, ModelError, Recipe
+from params.foundation.artifacts import KNOWN_ROWS, Artifacts
 from params.schema import Replay
-from tasks.drift.known import find_known, write_hashes
+from tasks.digests import PROVENANCE
+from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.row_ages import RowAges
+from tasks.hub_server.server import LocalHub
+from tasks.publishing.provenance import collect_provenance
 from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
+from tasks.stages import read_report, save_report
+from tasks.training.report import TrainingReport
 from tasks.validation.start import pin_start
 from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
 from trainer.start import ReleaseReference, read_known_row_ids, read_pinned_start
 
+SIZES = {"train": 8, "validation": 2, "test": 2}
 CONTENT = ComparedColumns(("label",), ("text",), (), {})
 
 
@@ -30,7 +39,6 @@ def pin(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> None:
     usual: dict[str, Any] = {
         "start": "champion",
         "replay": None,
-        "drift": recipe.validation.drift,
         "objective": objectives.build_objective(recipe.objective),
         "name": recipe.objective.name,
         "repo_id": recipe.publish.repo_id,
@@ -83,24 +91,75 @@ def test_a_start_that_does_not_fit_is_refused(released: tuple[Artifacts, Recipe]
         pin(artifacts, recipe, name="regression")
 
 
+def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:
+    """Rows that leave the train split are held out by another seed, for example: their answers are in the weights."""
+    artifacts, recipe = released
+    old, new = tiny.sentences(60), [f"{text} It is new." for text in tiny.sentences(30, 9)]
+    labels = [text.split()[1] for text in [*old, *new]]
+    tiny.write_rows(artifacts, train={"text": new, "label": labels[60:]}, test={"text": [*old, *new], "label": labels})
+    pin(artifacts, recipe)
+    release = artifacts.root / "release"
+    release.mkdir()
+    shutil.copy(artifacts.known_rows, release)
+    rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
+    assert len(RowAges.tell(release, rows, objective).learned) == 90
+
+
+def test_a_release_says_until_when_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:
+    """With a longer span of held-out rows, the newest row of a run is older than that of the run before."""
+    artifacts, recipe = released
+    pin(artifacts, recipe)
+    (path,) = artifacts.champion.glob(f"*/{PROVENANCE}")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"data": record["data"] | {"learned_until": "2026-01-31T00:00:00+00:00"}}))
+    pin(artifacts, recipe)
+    path.write_text(json.dumps(record))
+    found = read_pinned_start(artifacts, "champion")
+    trained = read_report(artifacts, TrainingReport)
+    save_report(trained.model_copy(update={"started_from": found}), artifacts.report("train"))
+    for own, said in (("2026-01-01T00:00:00+00:00", "2026-01-31"), ("2026-02-01T00:00:00+00:00", "2026-02-01")):
+        save_report(releases.SOURCE.model_copy(update={"learned_until": own}), artifacts.report("ingest"))
+        assert collect_provenance(artifacts)["data"]["learned_until"].startswith(said)
+    save_report(trained, artifacts.report("train"))
+
+
+def test_a_private_repository_that_cannot_be_seen_is_no_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts, recipe = tiny.tokenized(tmp_path / "project", tiny.recipe(), SIZES)
+    token = "hf_" + "1" * 40
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    with LocalHub(tmp_path / "hub", tokens={token: "tests"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        HfApi(endpoint=hub.endpoint, token=token).create_repo(recipe.publish.repo_id, private=True)
+        with pytest.raises(HubRefusedError, match="there is no token for"):
+            pin(artifacts, recipe)
+        monkeypatch.setenv("HF_TOKEN", token)
+        pin(artifacts, recipe)
+    assert (artifacts.start / "start.json").read_text() == "null\n"
+
+
 def test_rows_that_the_release_does_not_name_are_not_guessed(tmp_path: Path) -> None:
-    path, hashes = tmp_path / "rows.dat", np.array([5, 1 << 40, 1 << 63], np.uint64)
-    write_hashes(hashes, CONTENT, path)
-    asked = np.array([1 << 40, 1 << 41, 1 << 63], np.uint64)
-    assert find_known(asked, CONTENT, path.read_bytes(), None).tolist() == [True, False, True]
+    hashes, release = np.array([5, 1 << 40, 1 << 63], np.uint64), tmp_path
     with pytest.raises(ValueError, match="does not say which rows"):
-        find_known(asked, CONTENT, None, None)
+        read_hashes(release, CONTENT, needs_all=True)
+    write_hashes(shorten_hashes(hashes), CONTENT, release / KNOWN_ROWS)
+    asked = shorten_hashes(np.array([1 << 40, 1 << 41, 1 << 63], np.uint64))
+    assert np.isin(asked, read_hashes(release, CONTENT, needs_all=True)).tolist() == [True, False, True]
     with pytest.raises(ValueError, match="learned from other columns: label, text"):
-        find_known(asked, ComparedColumns(("topic",), ("text",), (), {}), path.read_bytes(), None)
+        read_hashes(release, ComparedColumns(("topic",), ("text",), (), {}), needs_all=False)
+    (release / KNOWN_ROWS).write_bytes(b"PAR1 and so on")
     with pytest.raises(ValueError, match="damaged"):
-        find_known(asked, CONTENT, b"PAR1 and so on", None)
+        read_hashes(release, CONTENT, needs_all=True)
 
 
 def test_list_of_many_rows_is_small(tmp_path: Path) -> None:
-    hashes = np.random.default_rng(0).integers(0, 2**64 - 1, 200_000, np.uint64)
-    write_hashes(hashes, CONTENT, tmp_path / "rows.dat")
-    content = (tmp_path / "rows.dat").read_bytes()
-    assert len(content) < 3.3 * len(hashes)
-    others = np.random.default_rng(1).integers(0, 2**64 - 1, 200_000, np.uint64)
-    assert find_known(hashes, CONTENT, content, None).all()
-    assert find_known(others, CONTENT, content, None).sum() <= 3
+    hashes, others = (
+        shorten_hashes(np.random.default_rng(seed).integers(0, 2**64 - 1, 200_000, np.uint64)) for seed in range(2)
+    )
+    write_hashes(hashes, CONTENT, tmp_path / KNOWN_ROWS)
+    assert (tmp_path / KNOWN_ROWS).stat().st_size < 3.3 * len(hashes)
+    found = read_hashes(tmp_path, CONTENT, needs_all=True)
+    assert np.isin(hashes, found).all()
+    assert np.isin(others, found).sum() <= 3

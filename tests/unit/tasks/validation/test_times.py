@@ -82,12 +82,28 @@ def test_what_newer_rows_repeat_leaves_train_and_is_not_bad(tmp_path: Path) -> N
     own = rows()
     own[3]["text"] = own[29]["text"]
     own[4]["who"] = own[28]["who"]
-    report = run(tmp_path, own, UNIQUE, group_by=["who"])
-    assert (report.quarantined, report.share) == (2, 0.0)
+    for checks in ({}, UNIQUE):
+        report = run(tmp_path, own, checks, group_by=["who"])
+        assert (report.quarantined, report.share) == (2, 0.0)
     assert {"text 29", "text 4"}.isdisjoint(train(tmp_path))
     own[5]["text"] = own[6]["text"]  # within train, it is a mistake
     with pytest.raises(DataError, match="would be set aside"):
         run(tmp_path, own, UNIQUE, group_by=["who"])
+
+
+def test_a_row_of_two_sources_leaves_train_if_one_holds_it_out(tmp_path: Path) -> None:
+    experts = [{"text": f"text {i}", "label": "ab"[i % 2], "by": "expert"} for i in range(0, 30, 3)]
+    experts[0]["label"] = "b"
+    (tmp_path / "experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in experts))
+    sources = {
+        "base": {"kind": "files", "train": "rows.jsonl", "splits": ["train", "validation"]},
+        "experts": {"kind": "files", "train": "experts.jsonl", "splits": ["test"]},
+    }
+    shares = {"source": None, "sources": sources, "time_column": None, "split": {"validation": 0.2, "test": 0.2}}
+    report = run(tmp_path, rows(), **shares)
+    assert (report.quarantined, report.share) == (9, 0.0)
+    left = train(tmp_path) + [r["text"] for r in SplitRows(tmp_path / "runs/r/validated/rows/validation").rows()]
+    assert {*left} == {f"text {i}" for i in range(30) if i % 3 or not i}, "what has another label is another row"
 
 
 def test_a_new_label_waits_until_it_is_old_enough(tmp_path: Path) -> None:

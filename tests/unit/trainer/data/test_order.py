@@ -288,6 +288,12 @@ class TestWeights:
             found += torch.bincount(order.rows(epoch)[:], minlength=70)
         return found
 
+    def test_few_rows_of_a_small_weight_are_learned_from_too(self):
+        order = EpochOrder(43, seed=3, global_batch_size=1, weights=((40, 1.0), (3, 0.1)))
+        assert order.batches == 41
+        found = sum(torch.bincount(order.rows(epoch)[:], minlength=43) for epoch in range(3))
+        assert found.tolist() == [3] * 40 + [1] * 3
+
     def test_each_row_comes_as_often_as_its_weight_says(self):
         order = self.made(batch=1)
         assert order.batches == 30 + 50 + 3 + 8

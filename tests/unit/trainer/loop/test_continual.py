@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from params import RecipeError
+from params.foundation.artifacts import Artifacts
 from tasks.stages import stage_arguments_from_recipe
 from tasks.tokenization.stage import tokenize
-from tests.support import in_process, releases, tiny
+from tasks.training.stage import train
+from tests.support import in_process, releases, tiny, tiny_releases
 from tests.support.starts import pin
 from tests.support.training import ElasticTraining
 from trainer.conflicts import find_continual_conflicts
@@ -144,6 +146,20 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, changes: dict[str,
     parts = (build_objective(recipe.objective), recipe.model, recipe.training, recipe.launch)
     (problem,) = find_continual_conflicts(*parts)
     assert told in problem.what
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("dpo", True), ("kto", True), ("grpo", False), ("reward", False)])
+def test_two_starts_are_not_compared_by_metrics_that_depend_on_the_start(
+    tmp_path: Path, kind: str, is_refused: bool
+) -> None:
+    content = tiny.recipe({"model.start": "best"}, **tiny_releases.KINDS[kind][1])
+    recipe = tiny.load(tiny.write(tmp_path / "params" / "tiny.yaml", content))
+    if is_refused:
+        with pytest.raises(RecipeError, match="those of two starts say nothing of each other"):
+            train(Artifacts("tiny", tmp_path), **stage_arguments_from_recipe("train", recipe))
+    else:
+        parts = (build_objective(recipe.objective), recipe.model, recipe.training, recipe.launch)
+        assert not [*find_continual_conflicts(*parts)]
 
 
 def test_replay_and_streaming_exclude_each_other(tmp_path: Path) -> None:

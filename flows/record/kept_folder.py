@@ -1,0 +1,39 @@
+"""Where a run that records itself keeps what no branch has yet: a worker deletes the clone seconds after the run.
+
+If DVC's cache is outside of the project, as in prefect.yaml's `default-anywhere`, it is a folder in that cache, which the next run
+on the same machine finds. DVC knows nothing of it and deletes nothing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.dvc_project.remote import read_cache_folder
+from flows.record.recording import RecordTarget
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts
+
+
+@contextlib.contextmanager
+def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iterator[None]:
+    """In the block, `Artifacts.kept` of this process and of those that it starts outlives the clone, if DVC's cache does."""
+    cache = read_cache_folder() if to else None
+    if to is None or cache is None or cache.is_relative_to(Path.cwd()):
+        yield
+        return
+    branch = to.git_branch(artifacts)
+    # The address without a password, which changes; several projects may have their caches in one place.
+    project = re.sub(r"(?<=://)[^/@]*@", "", branch.address()), branch.folder
+    folder = cache / "evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]
+    before = os.environ.get(KEPT_FOLDER)
+    os.environ[KEPT_FOLDER] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(KEPT_FOLDER)
+        if before is not None:
+            os.environ[KEPT_FOLDER] = before

@@ -1,0 +1,105 @@
+"""The releases of recipes: list them, roll back to an older one."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import subprocess
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from params import HubRefusedError, RecipeError, load
+from params.foundation.artifacts import Artifacts
+from params.schema import Publish
+from tasks.evaluation import release_events
+from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
+from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
+from tasks.hub_client.repository import HubRepository
+from tasks.releases import rollback
+
+logger = logging.getLogger(__name__)
+
+
+def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> None:
+    """Print the last releases of recipes and the last lines of their logs, or that there are none yet.
+
+    Raises:
+        HubRefusedError: a repository cannot be read that `must_exist`.
+    """
+    for path in chosen:
+        publish = load(path).publish
+        print(f"{path.stem}: {publish.repo_id} on {name_of_hub(resolve_hub_endpoint(publish.endpoint))}")
+        events = release_events.read_release_events(Artifacts(path.stem))
+        with _open(path, publish) as repository:
+            try:
+                lines = _release_lines(repository, events, last)
+            except HubRefusedError as error:
+                if must_exist:
+                    raise
+                lines = [error.what]
+        print("\n".join(f"  {line}" for line in lines))
+        for entry in events[-last:]:
+            print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
+
+
+def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent], last: int) -> list[str]:
+    commits = read_main_commits(repository)
+    if not commits and any(event.event in ("published", "rollback") for event in events):
+        fix = "set HF_TOKEN to one that may read it, or publish again"
+        raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
+    has_release = any(commit.kind == "release" for commit in commits)
+    return [*(release_table_lines(commits[:last]) if commits else []), *([] if has_release else ["no release yet"])]
+
+
+def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
+    """Publish the files of an older release again, as a new commit that says who asked for it and why.
+
+    Running it again is safe.
+
+    Raises:
+        RecipeError: the repositories of several recipes have this tag.
+        HubRefusedError, TransientError: as `rollback.commit_rollback`.
+    """
+    path = recipe or _recipe_with(tag)
+    publish = load(path).publish
+    with _open(path, publish, to_write=True) as opened:
+        repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
+        if not by:  # as git or else this machine knows the user
+            found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
+            by = found.strip() or getpass.getuser()
+        commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
+    if changed:
+        where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
+        event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
+        release_events.append_release_event(Artifacts(path.stem), event)
+    print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
+
+
+def list_recipe_paths() -> Sequence[Path]:
+    """Return the recipes in params/, by name."""
+    return sorted(Path("params").glob("*.yaml"))
+
+
+def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> AbstractContextManager[HubRepository]:
+    artifacts = Artifacts(recipe.stem)
+    return open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write)
+
+
+def _recipe_with(tag: str) -> Path:
+    """Return the recipe whose repository has a tag."""
+    found: dict[tuple[str, str], Path] = {}
+    for path in list_recipe_paths():
+        publish = load(path).publish
+        with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
+            if tag in repository.retry_until_clear(repository.refs).tags:
+                found.setdefault((publish.endpoint, publish.repo_id), path)
+    if not found:
+        fix = "choose a tag that `evergreen releases` lists"
+        raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
+    if len(found) > 1:
+        names = " and ".join(repo_id for _, repo_id in found)
+        raise RecipeError("params/", f"the tag {tag} is in {names}", "say which with --recipe params/<recipe>.yaml")
+    return next(iter(found.values()))
