@@ -30,7 +30,6 @@ class PromptTemplate:
         return dict.fromkeys(names, "optional" if len(names) > 1 else "string")
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """Return the prompt of a row."""
         return "".join(self._pieces(row)) + self.end
 
     def values(self, row: Mapping[str, Any]) -> str:

@@ -16,16 +16,10 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from params import importing
 from params.dvc_files import read_recipes_yaml_item, read_stage_dependencies
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import (
-    ImportedNames,
-    find_named_source_files,
-    import_root,
-    is_project_file,
-    transitively_imported_files,
-)
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -142,9 +136,9 @@ def deciding_files(objective: str) -> list[Path]:
 
 def code_named_by_recipe(keys: Any) -> dict[str, Path]:
     """Return the code that a part of a recipe names, by the name, and what its files import, by the path in the project."""
-    files = dict(find_named_source_files(keys))
-    for path in filter(is_project_file, list(files.values())):
-        root = import_root(path)
+    files = dict(importing.find_named_source_files(keys))
+    for path in filter(importing.is_project_file, list(files.values())):
+        root = importing.import_root(path)
         files |= {found.relative_to(root).as_posix(): found for found in _imported(path, root)}
     return files
 
@@ -174,7 +168,7 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
         missing = [
             name
             for name, path in code_named_by_recipe(content).items()
-            if path.is_relative_to(root) and is_project_file(path)
+            if path.is_relative_to(root) and importing.is_project_file(path)
             if not all(_is_in(path, places) for places in watched)
         ]
         if missing:
@@ -200,14 +194,14 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
         return is_in(DECIDING_CODE) or (is_in(HARMLESS_CODE) and name in _worker_imports(root))
 
-    return [path for path in transitively_imported_files([file], root, is_listed) if path != file]
+    return [path for path in importing.transitively_imported_files([file], root, is_listed) if path != file]
 
 
 @lru_cache(maxsize=2)
-def _worker_imports(root: Path) -> ImportedNames:
+def _worker_imports(root: Path) -> importing.ImportedNames:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
     files = [root / "trainer/worker.py", *sorted((root / _OBJECTIVES).glob("*/*.py"))]
-    return ImportedNames(files, root)
+    return importing.ImportedNames(files, root)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -104,10 +104,8 @@ class Job(Section):
         return known[name]
 
     def save(self, path: Path) -> None:
-        """Write the job to `path`."""
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """Return the job that was written to `path`."""
         return cls.model_validate_json(path.read_text(encoding="utf-8"), strict=False)

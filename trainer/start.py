@@ -43,7 +43,6 @@ class ReleaseReference(pydantic.BaseModel):
 
     @property
     def where(self) -> str:
-        """Its repository in messages."""
         return f"{self.endpoint}/{self.repo_id}"
 
     @property

@@ -64,7 +64,6 @@ class Artifacts:
 
     @property
     def recipe_path(self) -> Path:
-        """The recipe itself."""
         return self.root / "params" / f"{self.recipe}.yaml"
 
     @property

@@ -31,7 +31,6 @@ class PrintableStream:
         """Why something that was written is lost."""
 
     def write(self, text: str) -> int:
-        """Write the text as `printable` returns it."""
         self._do(self.stream.write, printable(text))
         return len(text)
 
@@ -49,7 +48,6 @@ class PrintableStream:
             discard_output(self.stream)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each text."""
         for line in lines:
             self.write(line)
 

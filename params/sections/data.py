@@ -263,7 +263,6 @@ class Data(Section):
 
     @property
     def all_sources(self) -> dict[str, Source]:
-        """Both."""
         return self.row_sources | self.whole_sources
 
     @validate_model(mode="after")

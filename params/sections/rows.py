@@ -19,7 +19,6 @@ class Expectation(Section, extra="allow"):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the expectation."""
         return dict(self.__pydantic_extra__ or {})
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.sections.rows import Drift
+from tasks.drift import two_sample
 from tasks.drift.known import hash_shards
 from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
@@ -36,19 +37,10 @@ from tasks.drift.rows import (
     scan_rows,
     without_identifier_columns,
 )
-from tasks.drift.two_sample import (
-    ObservationUnits,
-    PermutationSettings,
-    bin_numbers,
-    classifier_two_sample_test,
-    holm_rejections,
-    kolmogorov_smirnov_statistic,
-    label_shift_statistics,
-    permutation_test,
-)
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.lazy_imports import scipy
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
@@ -178,9 +170,9 @@ def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, s
     """Return all that was compared, the most important first."""
     # enough for the level that Holm asks of the first test
     count = 2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
-    permutations = PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
+    permutations = two_sample.PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
-    holds = holm_rejections([one.change.p_value for one in found], _error(drift))
+    holds = two_sample.holm_rejections([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
         for one, rejected in zip(found, holds, strict=True)
@@ -192,23 +184,25 @@ class _Tests:
     profile: DataProfile
     new: SampledRows
     drift: Drift
-    permutations: PermutationSettings
+    permutations: two_sample.PermutationSettings
 
     def all(self) -> Iterator[ChangeWithRowScores]:
         found = {(one.kind, one.column): one for one in measure_sampled_rows(self.new)}
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
         for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
-            sides = ObservationUnits.of(len(known.values), len(new.values), (known.groups, new.groups))
+            sides = two_sample.ObservationUnits.of(len(known.values), len(new.values), (known.groups, new.groups))
             compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
             yield from compare(known, new, sides)
 
     def _labels(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
-        real, p_values, by_chance = permutation_test(shares, sides.new, label_shift_statistics, self.permutations)
+        real, p_values, by_chance = two_sample.permutation_test(
+            shares, sides.new, two_sample.label_shift_statistics, self.permutations
+        )
         before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
         of_rows = self.new.labels[known.column]
@@ -218,79 +212,69 @@ class _Tests:
         own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
         row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
         has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
-        weights = ObservationUnits.of(0, len(of_rows), (None, self.new.groups)).weights
+        weights = two_sample.ObservationUnits.of(0, len(of_rows), (None, self.new.groups)).weights
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
-        new_labels = MeasuredChange(
-            what=f"new labels ({known.column})",
-            measure="share of new rows",
-            effect=round(unknown, 4),
-            floor=self.drift.min_new_labels,
-            p_value=float(p_values[1]),
-            detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-        )
+        detail = f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none"
+        what, least = f"new labels ({known.column})", self.drift.min_new_labels
+        new_labels = _change(what, "share of new rows", unknown, least, p_values[1], detail)
         yield ChangeWithRowScores(new_labels, has_unknown.astype(float))
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
         row_scores = np.full(len(of_rows), -np.inf)
         np.maximum.at(row_scores, row_of, (now - before)[own_numbers])
         distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
-        change = MeasuredChange(
-            what=f"labels ({known.column})",
-            measure="total variation distance above chance",
-            effect=round(distance, 4),
-            floor=self.drift.min_label_change,
-            p_value=float(p_values[0]),
-            detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+        detail, least = (
+            f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+            self.drift.min_label_change,
         )
+        what, measure = f"labels ({known.column})", "total variation distance above chance"
+        change = _change(what, measure, distance, least, p_values[0], detail)
         yield ChangeWithRowScores(change, row_scores)
 
     def _texts(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
         features = [*known.values, *new.values]
-        told = classifier_two_sample_test(features, sides, self.permutations)
+        told = two_sample.classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
             return
         area, p_value, scores = told
-        change = MeasuredChange(
-            what="words",
-            measure="area under the ROC curve",
-            effect=round(area, 4),
-            floor=self.drift.min_auc,
-            p_value=p_value,
-            detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
-        )
+        detail = f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)"
+        change = _change("words", "area under the ROC curve", area, self.drift.min_auc, p_value, detail)
         yield ChangeWithRowScores(change, scores[len(known.values) :])
 
     def _numbers(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
-        from scipy.stats import wasserstein_distance
-
         values = np.concatenate([known.values, new.values])
-        bins = bin_numbers(values)
+        bins = two_sample.bin_numbers(values)
         shares = sides.shares(bins, int(bins.max()) + 1)
-        _, p_values, _ = permutation_test(shares, sides.new, kolmogorov_smirnov_statistic, self.permutations)
+        _, p_values, _ = two_sample.permutation_test(
+            shares, sides.new, two_sample.kolmogorov_smirnov_statistic, self.permutations
+        )
         spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
         scale = _scale(values)
         olds, news = known.values / scale, new.values / scale
-        distance = min(float(wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT)
+        distance = min(
+            float(scipy.stats.wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT
+        )
         before, now = float(np.median(olds)), float(np.median(news))
         row_scores = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
         row_scores[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
-        change = MeasuredChange(
-            what=f"length of {known.column}" if known.kind == "length" else known.column,
-            measure="Wasserstein distance in standard deviations",
-            effect=round(distance, 4),
-            floor=self.drift.min_distance,
-            p_value=float(p_values[0]),
-            detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
-        )
+        detail = f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations"
+        what, measure = known.column, "Wasserstein distance in standard deviations"
+        what = f"length of {what}" if known.kind == "length" else what
+        change = _change(what, measure, distance, self.drift.min_distance, p_values[0], detail)
         yield ChangeWithRowScores(change, row_scores)
+
+
+def _change(what: str, measure: str, effect: float, floor: float, p_value: float, detail: str) -> MeasuredChange:  # noqa: PLR0917
+    about = {"what": what, "measure": measure, "detail": detail}
+    return MeasuredChange(effect=round(effect, 4), floor=floor, p_value=float(p_value), **about)
 
 
 def _scale(values: NDArray[np.float64]) -> float:
@@ -309,6 +293,5 @@ def _error(drift: Drift) -> float:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, shortened."""
     shown = [name if len(name) <= 80 else f"{name[:79]}…" for name in names[:_NAMED_LABELS]]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -61,7 +61,6 @@ class DriftReport(Report):
 
     @property
     def moved(self) -> list[str]:
-        """What moved."""
         return [change.what for change in self.changes if change.moved]
 
     @property
@@ -77,7 +76,6 @@ class DriftReport(Report):
 
     @property
     def sentence(self) -> str:
-        """The result as a sentence."""
         if self.status == "no_reference":
             return f"Drift was not measured: {self.reason}."
         if self.status == "nothing_new":
@@ -106,7 +104,6 @@ class ChampionConfidence(Report):
 
     @property
     def sentence(self) -> str:
-        """The result as a sentence."""
         if self.change is None:
             return f"The published model's confidence in the new rows was not measured: {self.reason}."
         if not self.is_less_sure:

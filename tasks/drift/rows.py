@@ -75,7 +75,6 @@ class ComparedColumns:
 
     @classmethod
     def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
-        """Choose from the columns of the rows."""
         kinds = objective.columns()
         has_lists = objectives.overrides_method(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
@@ -99,7 +98,6 @@ class ComparedColumns:
 
     @property
     def labelled(self) -> list[str]:
-        """The columns with labels."""
         return [*self.labels, *filter(None, [self.listed])]
 
     def labels_of(self, row: Mapping[str, Any]) -> list[list[str]]:
@@ -151,7 +149,6 @@ class SmallestHashes:
         return self.row_ids[: np.searchsorted(self.hashes, np.uint64(last >> unit << unit | (1 << unit) - 1), "right")]
 
     def add(self, hashes: NDArray[np.uint64], row_ids: NDArray[np.int64]) -> None:
-        """Add a batch of rows."""
         if len(self.hashes) == MAX_KNOWN:
             small = hashes < self.hashes[-1]
             self.is_whole &= bool(np.isin(hashes[~small], self.hashes[-1:]).all())

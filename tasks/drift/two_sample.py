@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.objectives.bases.lazy_imports import scipy
+
 Shares = Any
 """A sparse matrix (V, U): what share of each observation's rows is in each category."""
 MAX_BINS = 512
@@ -65,9 +67,7 @@ class ObservationUnits:
 
     def shares(self, categories: NDArray[np.int64], count: int) -> Shares:
         """Return what share of each observation's rows is in each category, (V, U)."""
-        from scipy.sparse import csr_array
-
-        return csr_array((self.weights, (categories, self.units)), shape=(count, self.known + self.new))
+        return scipy.sparse.csr_array((self.weights, (categories, self.units)), shape=(count, self.known + self.new))
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,6 @@ def area_under_curve_test(
     It follows from the mean rank of the new observations (Mann and Whitney 1947,
     https://doi.org/10.1214/aoms/1177730491).
     """
-    from scipy.sparse import csr_array
-
     _, numbers = np.unique(scores, return_inverse=True)
     mass = np.bincount(numbers, sides.weights)
     ranks = (np.cumsum(mass) - mass / 2)[numbers] / (sides.known + sides.new)  # (N,), between 0 and 1
@@ -182,7 +180,9 @@ def area_under_curve_test(
     def area(counts: NDArray[np.float64], _: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:
         return (units * counts / new - new / 2) / (units - new)
 
-    real, p_values, _ = permutation_test(csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations)
+    real, p_values, _ = permutation_test(
+        scipy.sparse.csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations
+    )
     return float(real[0]), float(p_values[0])
 
 
@@ -190,31 +190,27 @@ def mean_decrease_test(
     values: NDArray[np.float64], sides: ObservationUnits, permutations: PermutationSettings
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations of values (N,), and the probability of a fall as large by chance."""
-    from scipy.sparse import csr_array
 
     def fall(counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:
         return (totals - counts) / (units - new) - counts / new
 
     means = np.bincount(sides.units, sides.weights * values)  # (U,)
-    shares = csr_array(means.reshape(1, -1))
+    shares = scipy.sparse.csr_array(means.reshape(1, -1))
     _, p_values, _ = permutation_test(shares, sides.new, fall, permutations)
     return float(means[: sides.known].mean()), float(means[sides.known :].mean()), float(p_values[0])
 
 
 def _half(count: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw half of the observations."""
     chosen = np.zeros(count, bool)
     chosen[random.choice(count, math.floor(count / 2), replace=False)] = True
     return chosen
 
 
 def _matrix(features: Sequence[Sequence[int]]) -> Any:
-    from scipy.sparse import csr_matrix
-
     starts = np.cumsum([0, *map(len, features)])
     flat = np.fromiter((number for row in features for number in row), np.int64, starts[-1])
     used, columns = np.unique(flat, return_inverse=True)  # far fewer than there could be
-    return csr_matrix((np.ones(len(flat)), columns, starts), shape=(len(features), max(1, len(used))))
+    return scipy.sparse.csr_matrix((np.ones(len(flat)), columns, starts), shape=(len(features), max(1, len(used))))
 
 
 def holm_rejections(p_values: Sequence[float], level: float) -> list[bool]:

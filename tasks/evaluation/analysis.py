@@ -8,24 +8,15 @@ from math import nan
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params import DataError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
+from tasks.evaluation import report
 from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
-from tasks.evaluation.report import (
-    ConfidenceInterval,
-    DifferingRow,
-    EvaluationDetails,
-    MetricComparison,
-    Opponent,
-    SliceResult,
-    WorstRow,
-)
 from tasks.evaluation.row_ages import KNOWN
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
@@ -33,6 +24,7 @@ from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.lazy_imports import NDArray
 
 _Slice = tuple[str, str, "NDArray[np.int64]", float | None]
 """By what the rows are sliced, the name of the slice, the positions of its rows, and by how much it may be worse."""
@@ -49,7 +41,7 @@ class EvaluationAnalysis:
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> EvaluationDetails:
+    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> report.EvaluationDetails:
         """Return everything that the report shows beside the metrics; `suspects` are what the review of labels found.
 
         Raises:
@@ -59,7 +51,7 @@ class EvaluationAnalysis:
         resampler, scores = self.plan.resampler, self.scored["model"].scores
         models = {name: one.scores for name, one in self.scored.items() if name != "compared"}
         calibration = resampler.objective.calibration_bins(resampler.totals(scores), resampler.state)
-        return EvaluationDetails(
+        return report.EvaluationDetails(
             confidence=resampler.confidence,
             resamples=resampler.resamples,
             directions=dict(self.plan.directions),
@@ -103,11 +95,11 @@ class EvaluationAnalysis:
                     what, fix = f"a slice has no {name}: it needs the rows of all labels", f"use {instead[name]}"
                 raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
-    def _intervals(self, scores: RowScores) -> dict[str, ConfidenceInterval]:
+    def _intervals(self, scores: RowScores) -> dict[str, report.ConfidenceInterval]:
         ends = self.plan.resampler.intervals(scores)
-        return {metric: ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
+        return {metric: report.ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
 
-    def _gains(self, own: RowScores, other: RowScores, *, against: Opponent) -> dict[str, Gain]:
+    def _gains(self, own: RowScores, other: RowScores, *, against: report.Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
         return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
@@ -124,7 +116,7 @@ class EvaluationAnalysis:
         found = align_to_common_rows(own.scores, self.scored["champion"].scores, skipped)
         return found if len(found[0]) else None
 
-    def _comparisons(self) -> Iterator[MetricComparison]:
+    def _comparisons(self) -> Iterator[report.MetricComparison]:
         text, restated = self.plan.text, self.plan.resampler.objective.restated
         if "untrained" in self.scored:
             yield from self._compare(self.scored["model"].scores, self.scored["untrained"].scores, "untrained")
@@ -136,12 +128,12 @@ class EvaluationAnalysis:
                 yield from (one for one in found if (one.metric in restated) == written)
 
     def _compare(
-        self, own: RowScores, other: RowScores, against: Opponent, left_out: int = 0
-    ) -> Iterator[MetricComparison]:
+        self, own: RowScores, other: RowScores, against: report.Opponent, left_out: int = 0
+    ) -> Iterator[report.MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
         sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
         for metric, gain in self._gains(own, other, against=against).items():
-            yield MetricComparison(
+            yield report.MetricComparison(
                 against=against,
                 metric=metric,
                 gain=gain.value,
@@ -155,21 +147,21 @@ class EvaluationAnalysis:
                 largest_group=None if sizes is None else int(sizes.max()),
             )
 
-    def _slices(self) -> Iterator[SliceResult]:
+    def _slices(self) -> Iterator[report.SliceResult]:
         settings, ids = self.plan.settings, self.scored["model"].scores.row_ids
         found = find_slice_positions(self.plan.rows, settings.slices, ids)
         margin = settings.gate.slice_margin
         each = ((title, name, at, margin) for title, slices in found for name, at in slices.items())
         return self._of_slices(each, {self.plan.metric, *settings.gate.slice_floors})
 
-    def _ages(self) -> Iterator[SliceResult]:
+    def _ages(self) -> Iterator[report.SliceResult]:
         """The rows that the champion's release had, and those that came since."""
         ids, margins = self.scored["model"].scores.row_ids, {KNOWN: self.plan.settings.gate.known_margin}
         found = {name: np.flatnonzero(np.isin(ids, of_age)) for name, of_age in self.plan.ages.of.items()}
         each = (("age", name, at, margins.get(name)) for name, at in found.items() if len(at))
         return self._deciding_of_slices(each)
 
-    def _own_slices(self) -> Iterator[SliceResult]:
+    def _own_slices(self) -> Iterator[report.SliceResult]:
         """The metric that decides, by what the objective shows it by; the gate does not look there."""
         objective, ids = self.plan.resampler.objective, self.scored["model"].scores.row_ids
         found = ((title, name_positions(self.plan.rows, name, ids)) for title, name in objective.own_slices().items())
@@ -179,12 +171,12 @@ class EvaluationAnalysis:
         )
         return self._deciding_of_slices((title, name, at, None) for title, parts in in_order for name, at in parts)
 
-    def _deciding_of_slices(self, found: Iterable[_Slice]) -> Iterator[SliceResult]:
+    def _deciding_of_slices(self, found: Iterable[_Slice]) -> Iterator[report.SliceResult]:
         """The metric that decides, without those that have only a floor."""
         floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
         return (one for one in self._of_slices(found, {self.plan.metric}) if one.metric not in floors)
 
-    def _of_slices(self, found: Iterable[_Slice], metrics: Collection[str]) -> Iterator[SliceResult]:
+    def _of_slices(self, found: Iterable[_Slice], metrics: Collection[str]) -> Iterator[report.SliceResult]:
         own = self.scored["model"].scores
         common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
         for slice_by, name, positions, margin in found:
@@ -194,7 +186,7 @@ class EvaluationAnalysis:
 
     def _slice(
         self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None, margin: float | None
-    ) -> Iterator[SliceResult]:
+    ) -> Iterator[report.SliceResult]:
         """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor.
 
         Floors are about all rows of the candidate, gains over the champion about those that count for `both`.
@@ -213,7 +205,7 @@ class EvaluationAnalysis:
             exists = metric not in undefined
             interval, gain = (intervals.get(metric), gains.get(metric)) if exists else (None, None)
             is_known = exists and metric in other and self.plan.can_compare(metric)
-            yield SliceResult(
+            yield report.SliceResult(
                 slice_by=slice_by,
                 slice=name,
                 rows=len(own),
@@ -235,16 +227,16 @@ class EvaluationAnalysis:
     def _notes(self, scores: RowScores, position: int) -> dict[str, str]:
         return self.plan.resampler.objective.describe_scores(scores.row(position), self.plan.resampler.state)
 
-    def _worst(self, scores: RowScores) -> list[WorstRow]:
+    def _worst(self, scores: RowScores) -> list[report.WorstRow]:
         row_error = self.plan.resampler.objective.row_error(scores.columns)
         positions = np.argsort(-row_error, kind="stable")[: self.plan.settings.worst_rows].tolist()
         ids = scores.row_ids[positions].tolist()
         return [
-            WorstRow(row_id=row_id, text=text, row_error=float(row_error[at]), notes=self._notes(scores, at))
+            report.WorstRow(row_id=row_id, text=text, row_error=float(row_error[at]), notes=self._notes(scores, at))
             for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
         ]
 
-    def _changed(self) -> list[DifferingRow]:
+    def _changed(self) -> list[report.DifferingRow]:
         """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
         common = self._common(written=not self.plan.can_compare("loss"))
         if common is None:
@@ -258,7 +250,7 @@ class EvaluationAnalysis:
         positions = [position for position in ordered if gains[position] != 0]
         ids = own.row_ids[positions].tolist()
         return [
-            DifferingRow(
+            report.DifferingRow(
                 row_id=row_id,
                 text=text,
                 gain=float(gains[at]),

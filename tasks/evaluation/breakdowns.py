@@ -7,9 +7,9 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from tasks.stages import Number, Report
-from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import RowBreakdown
 
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import RowScores

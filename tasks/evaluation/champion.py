@@ -37,7 +37,7 @@ from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.adapters import PEFT_TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import find_position_limits_in, find_reading_limit
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, transformers
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_reading import ReleaseReading
@@ -112,8 +112,6 @@ def build_champion_reader(
     Raises:
         ModelError: it cannot read rows of this recipe.
     """
-    from transformers import AutoTokenizer
-
     with translate_champion_errors(champion):
         check_safe_to_load(folder, adapter=True)
         objective, options, judged = objectives.build_objective(choice), None, None
@@ -121,7 +119,7 @@ def build_champion_reader(
             _check_objective(objective, made, choice.name)
             if made.objective.name == choice.name:
                 options, judged = made.objective.options, made.max_length
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective = objective.as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
@@ -249,7 +247,6 @@ def measure_champion_confidence(
         new = score_rows(
             network,
             sorted(examples, key=objective.length, reverse=True),
-            objective=objective,
             metrics=EvaluationMetrics(objective, state=encoder.state, tokenizer=encoder.tokenizer, metrics=None),
             batch_size=batch_size,
             name="champion on new rows",

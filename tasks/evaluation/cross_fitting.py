@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from params.foundation.artifacts import flush_path_to_disk, translate_disk_errors
@@ -24,7 +23,7 @@ from tasks.progress import iterate_with_progress, reset_idle_timer
 from trainer.data.shards import ROW, ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy, torch
 
 MAX_ROWS: Final = 10_000
 """About so many train rows are looked at, at most. Of more, a hash of seed and row chooses a share of them, so that those of the last run stay."""
@@ -196,9 +195,6 @@ def _fit_logistic_regression(
     A Gaussian prior lets logits have the variance `_LOGIT_VARIANCE` beforehand, however many features there are; the last weight, the bias,
     has none.
     """
-    from scipy.optimize import minimize
-    from scipy.special import expit, log_softmax
-
     shape = (features.shape[1], given.shape[1])
     penalty = np.full((shape[0], 1), (shape[0] - 1) / _LOGIT_VARIANCE)
     penalty[-1] = 0
@@ -207,14 +203,16 @@ def _fit_logistic_regression(
         weights = flat.reshape(shape)
         logits = features @ weights
         if is_class:
-            logs = log_softmax(logits, axis=1)
+            logs = scipy.special.log_softmax(logits, axis=1)
             loss, error = -(given * logs).sum(), np.exp(logs) - given
         else:
-            loss, error = (np.logaddexp(0, logits) - given * logits).sum(), expit(logits) - given
+            loss, error = (np.logaddexp(0, logits) - given * logits).sum(), scipy.special.expit(logits) - given
         gradient = features.T @ error + penalty * weights
         return float(loss + (penalty * weights**2).sum() / 2), gradient.ravel()
 
     options = {"maxiter": _ITERATIONS, "maxcor": 5}
-    found = minimize(loss_and_gradient, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options)
+    found = scipy.optimize.minimize(
+        loss_and_gradient, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options
+    )
     weights: NDArray[np.float64] = found.x.reshape(shape)
     return weights

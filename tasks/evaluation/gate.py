@@ -11,26 +11,26 @@ does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
+from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult, Verdict
 
 
 def judge_candidate(
     gate: Gate,
-    details: EvaluationDetails,
+    details: report.EvaluationDetails,
     *,
     metric: str,
     metrics: Mapping[str, float],
     has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
-    row_use: HeldOutRowUse | None = None,
-) -> tuple[Verdict, list[str]]:
+    row_use: report.HeldOutRowUse | None = None,
+) -> tuple[report.Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
     `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
@@ -69,12 +69,14 @@ def judge_candidate(
 
 
 def _compare_with_champion(
-    gate: Gate, details: EvaluationDetails, champion: MetricComparison | None
+    gate: Gate, details: report.EvaluationDetails, champion: report.MetricComparison | None
 ) -> tuple[bool, list[str]]:
     if champion is None:
         what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
-    fallen = [*_fallen_slices(gate, details.slices), *_forgotten(gate, details)]
+    fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
+    forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"
+    fallen += [f"{told}, {forgotten}" for told in _fallen(gate, details.ages, lambda one: f"the {one.slice}")]
     if gate.known_margin is not None and all(one.margin_p_value is None for one in details.ages):
         why, fix = details.ages_unknown, "leave out `known_margin` for one release, which will have what is missing"
         if not why:
@@ -84,14 +86,14 @@ def _compare_with_champion(
     return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 
-def gain_passes_bar(comparison: MetricComparison, gate: Gate) -> bool:
+def gain_passes_bar(comparison: report.MetricComparison, gate: Gate) -> bool:
     """Whether the gain's interval is above the bar; with a bar of 0, McNemar's test must reject equality as well."""
     bar = _bar(comparison, gate)
     may_be_equal = bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.comparison_confidence
     return comparison.low > bar and not may_be_equal
 
 
-def comparison_sentence(comparison: MetricComparison, gate: Gate) -> str:
+def comparison_sentence(comparison: report.MetricComparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
     text = comparison.sentence(gate.comparison_confidence)
     if gain_passes_bar(comparison, gate):
@@ -107,7 +109,7 @@ def comparison_sentence(comparison: MetricComparison, gate: Gate) -> str:
     return f"{text}; {few_groups}: add rows of other groups" if few_groups else text
 
 
-def _bar(comparison: MetricComparison, gate: Gate) -> float:
+def _bar(comparison: report.MetricComparison, gate: Gate) -> float:
     """The bar, which a `margin` lowers for the champion only: a model no better than before training learned nothing."""
     return max(gate.bar, 0.0) if comparison.against == "untrained" else gate.bar
 
@@ -120,7 +122,7 @@ def _missed_floors(gate: Gate, directions: Mapping[str, Direction], metrics: Map
             yield f"{metric} {value:.4g} is {side} {floor:.4g}, the recipe's floor"
 
 
-def _missed_slice_floors(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
+def _missed_slice_floors(gate: Gate, slices: Sequence[report.SliceResult]) -> Iterator[str]:
     for one in _rejected(slices, [one.floor_p_value for one in slices], gate):
         floor = gate.slice_floors[one.metric]
         yield f"{one.metric} {one.value:.4g} of {_name(one)} misses {floor:.4g}, the recipe's floor of slices"
@@ -136,26 +138,22 @@ def _missed_label_floors(gate: Gate, labels: LabelReport | None) -> Iterator[str
             yield f"{metric} {getattr(one, metric):.4g} of the label {one.label!r} ({one.rows} rows) misses {floor:.4g}, its floor"
 
 
-def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
+def _fallen(
+    gate: Gate, slices: Sequence[report.SliceResult], name: Callable[[report.SliceResult], str]
+) -> Iterator[str]:
     for one in _rejected(slices, [one.margin_p_value for one in slices], gate):
         if one.gain is not None:
-            worse = f"{one.metric} of {_name(one)} is {-one.gain:.4g} worse than the champion's"
-            yield f"{worse}, more than {gate.slice_margin:.4g}"
+            yield f"{one.metric} of {name(one)} is {-one.gain:.4g} worse than the champion's"
 
 
-def _forgotten(gate: Gate, details: EvaluationDetails) -> Iterator[str]:
-    for one in _rejected(details.ages, [one.margin_p_value for one in details.ages], gate):
-        if one.gain is not None:
-            worse = f"{one.metric} of the {one.slice} is {-one.gain:.4g} worse than the champion's"
-            yield f"{worse}, more than {gate.known_margin:.4g}: it has forgotten what the champion knows"
-
-
-def _rejected(slices: Sequence[SliceResult], p_values: Sequence[float | None], gate: Gate) -> Iterator[SliceResult]:
+def _rejected(
+    slices: Sequence[report.SliceResult], p_values: Sequence[float | None], gate: Gate
+) -> Iterator[report.SliceResult]:
     """The slices that Holm's method rejects, of those that have a p-value."""
     tested = [(one, p_value) for one, p_value in zip(slices, p_values, strict=True) if p_value is not None]
     rejected = holm_rejections([p_value for _, p_value in tested], 1 - gate.confidence)
     return (one for (one, _), is_rejected in zip(tested, rejected, strict=True) if is_rejected)
 
 
-def _name(one: SliceResult) -> str:
+def _name(one: report.SliceResult) -> str:
     return f"{one.slice_by} {one.slice!r} ({one.rows} rows)"

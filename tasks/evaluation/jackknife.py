@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.evaluation.report import min_interval_observations
+from trainer.objectives.bases.lazy_imports import NDArray, scipy
 
 ROUNDING = 1e-6
 """Rows whose contributions differ by less than this share of what they could differ by are equal."""
@@ -55,26 +55,22 @@ class Jackknife:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Ends of the interval of values that `tail` rejects on neither side."""
-        from scipy.special import stdtrit
-
         if self.error in (0, math.inf):
             reach = self.error or self.scale * largest_unseen_share(self.rows, confidence)
             return self.value - reach, self.value + reach
-        reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
+        reach = -float(scipy.special.stdtrit(self.freedom, (1 - confidence) / 2))
         low = self.value - self.error * max(reach, self._skewed(reach))
         return low, self.value - self.error * min(-reach, self._skewed(-reach))
 
     def tail(self, limit: float) -> float:
         """Probability of a value this low or lower, if the true value were `limit`."""
-        from scipy.special import stdtr
-
         if self.error == math.inf:
             return 1.0
         if self.error == 0:
             return max(1 - max(limit - self.value, 0.0) / self.scale, 0.0) ** self.rows
         distance, skewness = (self.value - limit) / self.error, self.skewness
         straight = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
-        return float(stdtr(self.freedom, max(distance, straight)))
+        return float(scipy.special.stdtr(self.freedom, max(distance, straight)))
 
     def _skewed(self, straight: float) -> float:
         """The distance in standard errors that becomes `straight` when the skewness is removed."""

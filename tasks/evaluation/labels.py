@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params import RecipeError
 from params.loading import suggestion
@@ -20,6 +19,7 @@ from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, La
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer.objectives.bases.label_results import precision_recall_f1
+from trainer.objectives.bases.lazy_imports import NDArray, scipy
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
 
@@ -78,7 +78,8 @@ def report_labels(
     by_label = _resampler_of_labels(resampler, objective, judged)
     (resampled,) = by_label.resample([own]) if judged else ({},)
     gains = by_label.gains(*both, dict.fromkeys(resampled, "max")) if both and judged else {}
-    theirs = _champion_f1(resampler, objective, both)
+    other_counts = objective.label_counts(resampler.totals(both[1]), state) if both else None
+    theirs = None if other_counts is None else precision_recall_f1(other_counts)["f1"]
     missed = _floor_p_values(resampler, own, counts, gate)
     results = []
     for i, label in enumerate(labels):
@@ -140,8 +141,6 @@ def _floor_p_values(
     Precision and recall are shares of rows: exactly, by the binomial distribution, if the rows are independent. Else, and for F1, labels
     are judged if they have rows enough for the jackknife, however many labels there are.
     """
-    from scipy.special import bdtr
-
     found: dict[int, dict[str, float]] = {}
     right, predicted, given = counts
     others = dict[int, dict[str, float]]()
@@ -149,7 +148,7 @@ def _floor_p_values(
         for i, floor in own_floors.items():
             rows = {"precision": predicted, "recall": given}.get(metric)
             if rows is not None and own.groups is None:
-                p_value = float(bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
+                p_value = float(scipy.special.bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
                 found.setdefault(i, {})[metric] = p_value
             elif given[i] >= gate.min_slice_rows:
                 others.setdefault(i, {})[metric] = floor
@@ -162,13 +161,6 @@ def _floor_p_values(
             metric, _, place = name.partition(" ")
             found.setdefault(int(place), {})[metric] = p_value
     return found
-
-
-def _champion_f1(
-    resampler: Resampler, objective: ClassifierObjective[Any], both: tuple[RowScores, RowScores] | None
-) -> NDArray[np.float64] | None:
-    counts = objective.label_counts(resampler.totals(both[1]), resampler.state) if both else None
-    return None if counts is None else precision_recall_f1(counts)["f1"]
 
 
 def _confusions(labels: Sequence[str], matrix: NDArray[np.int64], other: NDArray[np.int64] | None) -> list[Confusion]:

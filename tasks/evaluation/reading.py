@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params import DataError, ModelError
 from params.foundation.artifacts import Artifacts
@@ -33,7 +32,7 @@ from tasks.tokenization.tokenizers import tokenizer_rules
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
-from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedTokenizerBase
 from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 from trainer.runtime.memory import import_network_code
 

@@ -61,7 +61,6 @@ class EvaluationReport(Report):
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of each model that was scored."""
         named = {"model": self.model, "champion": self.champion, "untrained": self.untrained}
         return {name: metrics for name, metrics in named.items() if metrics is not None}
 

@@ -17,7 +17,6 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from params import ModelError
 from tasks.progress import iterate_with_progress
@@ -25,8 +24,8 @@ from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.lazy_imports import PreTrainedModel
-from trainer.objectives.bases.objective import Example, Objective
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy
+from trainer.objectives.bases.objective import Example
 
 _MAX_IDS_IN_ERROR = 5
 
@@ -58,7 +57,6 @@ class RowScores:
         return RowScores(self.row_ids[positions], columns, None if self.groups is None else self.groups[positions])
 
     def row(self, position: int) -> dict[str, float]:
-        """The scores of one row."""
         return {name: float(column[position]) for name, column in self.columns.items()}
 
     def write(self, path: Path) -> None:
@@ -109,13 +107,10 @@ def resampling_units(groups: NDArray[np.int64] | None, scored: NDArray[np.float6
     """Return the numbers of what is resampled as one: rows that are in the same group, or the same `Objective.group_score`."""
     if groups is None or scored is None:
         return groups if scored is None else np.unique(scored, return_inverse=True)[1]
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     own, other = (np.unique(one, return_inverse=True)[1] for one in (groups, scored))
     size = own.max() + other.max() + 2
-    links = coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
-    _, found = connected_components(links, directed=False)
+    links = scipy.sparse.coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
+    _, found = scipy.sparse.csgraph.connected_components(links, directed=False)
     numbers: NDArray[np.int64] = found[own].astype(np.int64)
     return numbers
 
@@ -135,7 +130,6 @@ def score_rows(
     model: PreTrainedModel,
     sequences: Sequences | list[Example],
     *,
-    objective: Objective[Any],
     metrics: EvaluationMetrics,
     batch_size: int,
     name: str,
@@ -148,6 +142,7 @@ def score_rows(
     Raises:
         ModelError: a score is not finite.
     """
+    objective = metrics.objective
     names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each

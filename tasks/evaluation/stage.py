@@ -170,13 +170,11 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
     (folder / "scores").mkdir()
     for one in plan.models:
         sequences, network = Sequences(one.sequences), one.load()
-        accumulator = EvaluationMetrics(
-            one.reader.objective, state=resampler.state, tokenizer=one.reader.tokenizer, metrics=plan.settings.metrics
-        )
+        objective, tokenizer, own = one.reader.objective, one.reader.tokenizer, plan.settings.metrics
+        accumulator = EvaluationMetrics(objective, state=resampler.state, tokenizer=tokenizer, metrics=own)
         scores = score_rows(
             network,
             sequences,
-            objective=one.reader.objective,
             metrics=accumulator,
             batch_size=plan.batch_size,
             batch_tokens=plan.batch_tokens,

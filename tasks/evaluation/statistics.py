@@ -26,12 +26,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params.sections.base import Direction
 from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_mean, max_contribution_difference
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
+from trainer.objectives.bases.lazy_imports import NDArray, scipy
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 _BLOCKS = 500
@@ -68,12 +68,10 @@ class Resampler:
     seed: int
 
     def totals(self, scores: RowScores) -> NDArray[np.float64]:
-        """The totals of N rows, (S,)."""
         found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))
         return found
 
     def metrics(self, scores: RowScores) -> dict[str, float]:
-        """The metrics of N rows."""
         found = self.objective.compute_metrics(self.totals(scores), self.state)
         whole = self.objective.whole_metrics(scores.columns, self.state)
         return {name: float(value) for name, value in (found | whole).items()}
@@ -151,14 +149,12 @@ class Resampler:
         self, own: RowScores, floors: Mapping[str, float], directions: Mapping[str, Direction]
     ) -> dict[str, float]:
         """By metric, the probability of a value at least as far on the wrong side, if the model were just at its floor."""
-        from scipy.special import bdtr
-
         metrics, left_out = self.metrics(own), self._leave_one_out(own)
         found = {}
         for metric, floor in floors.items():
             right = self._correct_rows(metric, own)
             if right is not None:  # exactly, by the binomial distribution
-                found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
+                found[metric] = float(scipy.special.bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
             scale = max(abs(metrics[metric]), max_contribution_difference(left_out[metric])) or 1.0
@@ -245,12 +241,10 @@ def paired_share_score_test(only_one: int, only_other: int, rows: int, gain: flo
 
     Of N `rows`, the model alone gets `only_one` right, the other model alone `only_other`; `gain` is the difference of the shares to test.
     """
-    from scipy.special import ndtr
-
     excess, error = _score(only_one, only_other, rows, gain)
     if error == 0:
         return float(excess <= 0)
-    return float(ndtr(-excess / error))
+    return float(scipy.special.ndtr(-excess / error))
 
 
 def _score(only_one: int, only_other: int, rows: int, gain: float) -> tuple[float, float]:
@@ -263,16 +257,13 @@ def _score(only_one: int, only_other: int, rows: int, gain: float) -> tuple[floa
 
 def _least_gain(only_one: int, only_other: int, rows: int, level: float) -> float:
     """The smallest gain that `paired_share_score_test` does not reject at `level`."""
-    from scipy.optimize import brentq
-    from scipy.special import ndtri
-
-    critical = -float(ndtri(level))
+    critical = -float(scipy.special.ndtri(level))
 
     def distance(gain: float) -> float:
         excess, error = _score(only_one, only_other, rows, gain)
         return float(excess - critical * error)
 
-    return float(brentq(distance, -1.0, 1.0)) if distance(-1.0) > 0 else -1.0
+    return float(scipy.optimize.brentq(distance, -1.0, 1.0)) if distance(-1.0) > 0 else -1.0
 
 
 def mcnemar_p_value(only_one: int, only_other: int) -> float:
@@ -280,8 +271,6 @@ def mcnemar_p_value(only_one: int, only_other: int) -> float:
 
     The arguments count the rows that only one of the two models gets right.
     """
-    from scipy.stats import binomtest
-
     if only_one == only_other:  # without such rows there is nothing to test
         return 1.0
-    return float(binomtest(only_one, only_one + only_other).pvalue)
+    return float(scipy.stats.binomtest(only_one, only_one + only_other).pvalue)

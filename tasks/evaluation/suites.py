@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params import DataError, ModelError, RecipeError
 from params.foundation.artifacts import SUITES
 from params.importing import import_with_arguments
 from params.sections.evaluation import Suite
+from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.suite_report import FailedRow, SuiteResult
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data.shards import ROW_ID, folder_sha256
-from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 from trainer.objectives.bases.objective import Objective, Row
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
-
-if TYPE_CHECKING:
-    from tasks.evaluation.plan import EvaluationPlan
 
 _MAX_TEXT = 2000
 """Characters that a report keeps of a text."""
@@ -97,7 +95,6 @@ def _judge_scores(
     scores = score_rows(
         network,
         sorted(examples, key=objective.length, reverse=True),
-        objective=objective,
         metrics=EvaluationMetrics(objective, state=state, tokenizer=reader.tokenizer, metrics=None),
         batch_size=plan.batch_size,
         batch_tokens=plan.batch_tokens,
@@ -133,16 +130,13 @@ def _judge_texts(
 
 def _text_function(plan: EvaluationPlan, network: PreTrainedModel, suite: Suite) -> Callable[[Row], str]:
     """Return what gives the model's text for a row: that of the call on the model card, or else its `prediction_lines`."""
-    import torch
-    from transformers import pipeline
-
     reader, state = plan.models[0].reader, plan.resampler.state
     objective, tokenizer = reader.objective, reader.tokenizer
     arguments = {**objective.call_arguments} | (
         {"max_new_tokens": suite.max_new_tokens} if suite.max_new_tokens else {}
     )
     ready = (
-        pipeline("text-generation", model=network, tokenizer=tokenizer, trust_remote_code=False)
+        transformers.pipeline("text-generation", model=network, tokenizer=tokenizer, trust_remote_code=False)
         if objective.generates_as_released
         else None
     )

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.evaluation import cross_fitting
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.scoring import RowGroups, RowScores
 from tasks.shards.split_rows import SplitRows
 from trainer.objectives.bases.label_results import LabelBeliefs
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import NDArray, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ObjectiveState
 
@@ -60,7 +59,6 @@ class SplitBeliefs:
 
     @property
     def split(self) -> str:
-        """Its name."""
         return self.rows.folder.name
 
     def judged_in(self, question: int) -> NDArray[np.bool_]:

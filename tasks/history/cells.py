@@ -8,17 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from tasks.history.run_log import Outcome, RunEntry
-from tasks.report.formatting import (
-    count_with_noun,
-    finite_or_none,
-    format_duration,
-    format_interval,
-    format_money,
-    format_number,
-    format_one_line,
-    format_signed_gain,
-    truncate_and_escape_invisible,
-)
+from tasks.report import formatting
 
 Tone = Literal["good", "note", "bad", "plain"]
 TONES: Final[dict[Outcome, Tone]] = {
@@ -51,9 +41,9 @@ def outcome_reason(run: RunEntry) -> str:
     """Return why a run ended as it did, on one line; empty if there is nothing to say."""
     if run.error:
         place = f"{run.error.where}: " if run.error.where else ""
-        return format_one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
+        return formatting.format_one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
     to = f"to {run.tag} " if run.outcome == "rolled back" and run.tag else ""
-    return format_one_line(to + "; ".join(run.reasons), _MAX_REASON)
+    return formatting.format_one_line(to + "; ".join(run.reasons), _MAX_REASON)
 
 
 def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
@@ -63,21 +53,25 @@ def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
         found = [outcome_reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
     elif run.outcome == "rolled back":
         found = [outcome_reason(run)]
-    return [truncate_and_escape_invisible(each, _MAX_PARAGRAPH) for each in found]
+    return [formatting.truncate_and_escape_invisible(each, _MAX_PARAGRAPH) for each in found]
 
 
 def gain_and_interval_texts(run: RunEntry) -> tuple[str, str]:
     """Return the gain over the champion or the model before training, and its interval; empty if there was no comparison."""
     found = run.evaluated
-    if found is None or finite_or_none(found.gain) is None:
+    if found is None or formatting.finite_or_none(found.gain) is None:
         return "", ""
-    ends = format_interval(found.gain_low, found.gain_high, signed=True)
-    return format_signed_gain(found.gain, found.gain_low, found.gain_high), ends
+    ends = formatting.format_interval(found.gain_low, found.gain_high, signed=True)
+    return formatting.format_signed_gain(found.gain, found.gain_low, found.gain_high), ends
 
 
 def valid_row_count_text(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
-    return format_number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
+    return (
+        formatting.format_number(sum(count for split, count in run.rows.items() if split != "quarantined"))
+        if run.rows
+        else ""
+    )
 
 
 def age_text(seconds: float) -> str:
@@ -85,14 +79,14 @@ def age_text(seconds: float) -> str:
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
         count = int(seconds // length)
         if count >= 2 or (count == 1 and unit != "day"):
-            return count_with_noun(count, unit) if unit == "day" else f"{count} {unit}"
+            return formatting.count_with_noun(count, unit) if unit == "day" else f"{count} {unit}"
     return "less than a minute"
 
 
 def longest_stage_text(run: RunEntry) -> str:
     """Return the stage that took longest, for example `train 1 h 2 min`; empty if none took a second."""
     name, stage = max(run.stages.items(), key=lambda item: item[1].seconds, default=("", None))
-    return f"{name} {format_duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
+    return f"{name} {formatting.format_duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
 
 
 def runs_terminal_table(runs: Sequence[RunEntry]) -> list[str]:
@@ -117,13 +111,13 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         start_time_text(run),
         run.recipe,
         run.outcome,
-        f"{format_one_line(found.metric, 40)} {format_number(found.value)}" if found else "",
+        f"{formatting.format_one_line(found.metric, 40)} {formatting.format_number(found.value)}" if found else "",
         f"{difference} ({ends})" if ends else difference,
         valid_row_count_text(run),
-        format_one_line(run.drift, 60) if run.drift else "",
-        "" if run.seconds is None else format_duration(run.seconds),
-        "" if run.cost is None else format_money(run.cost),
-        format_one_line(outcome_reason(run), _MAX_TERMINAL),
+        formatting.format_one_line(run.drift, 60) if run.drift else "",
+        "" if run.seconds is None else formatting.format_duration(run.seconds),
+        "" if run.cost is None else formatting.format_money(run.cost),
+        formatting.format_one_line(outcome_reason(run), _MAX_TERMINAL),
     )
 
 
@@ -131,4 +125,4 @@ def outcome_counts_text(runs: Sequence[RunEntry]) -> str:
     """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
     ended = Counter(run.outcome for run in runs)
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]
-    return f"{count_with_noun(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"
+    return f"{formatting.count_with_noun(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"

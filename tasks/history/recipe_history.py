@@ -58,7 +58,6 @@ class RecipeHistory:
         return since is not None and any(since < limit for limit in limits)
 
     def since(self, days: int, now: datetime) -> Sequence[RunEntry]:
-        """Return the runs of the last days."""
         return [run for run in self.runs if run.started > now - timedelta(days=days)]
 
 

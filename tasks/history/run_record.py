@@ -24,15 +24,7 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Opponent
-from tasks.history.run_log import (
-    DecidingMetric,
-    Outcome,
-    RunEntry,
-    RunErrorRecord,
-    StageRun,
-    append_run,
-    utc_now_to_second,
-)
+from tasks.history import run_log
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import finite_or_none
 from tasks.report.run_results import RunResults, read_recipe_or_none
@@ -47,7 +39,7 @@ _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
 _NOTE_BYTES = 16 << 10
 """Size of the note of a run, whose entry is smaller; spaces follow it."""
-_KILLED = RunErrorRecord(
+_KILLED = run_log.RunErrorRecord(
     type="KilledError",
     where="the flow",
     what="was killed, or stopped with its worker",
@@ -58,14 +50,14 @@ _KILLED = RunErrorRecord(
 class RunRecorder:
     """A run that goes on. Only one of a recipe may exist in a folder at a time: hold the recipe's lock."""
 
-    entry: RunEntry | None = None
+    entry: run_log.RunEntry | None = None
     """What was logged when the run ended; None if it had nothing to do."""
 
     def __init__(self, artifacts: Artifacts, *, run_id: str, was_stopped: Callable[[str], bool] | None = None) -> None:
         """`was_stopped` says by its id whether a person stopped a run that did not end by itself; by default, this one only."""
-        self.artifacts, self.run_id, self.started = artifacts, run_id, utc_now_to_second()
+        self.artifacts, self.run_id, self.started = artifacts, run_id, run_log.utc_now_to_second()
         self.was_stopped = was_stopped or (lambda stopped: stopped == run_id)
-        self.stages: dict[str, StageRun] = {}
+        self.stages: dict[str, run_log.StageRun] = {}
         self._note = artifacts.unfinished_runs / f"{run_id or 'run'}.json"
         self._held = contextlib.ExitStack()
 
@@ -95,7 +87,7 @@ class RunRecorder:
             if error or any(one.outcome != "unchanged" for name, one in self.stages.items() if name != "ingest"):
                 self.entry = self._entry(error)
                 self._write_note(self.entry)
-                append_run(self.artifacts, self.entry)
+                run_log.append_run(self.artifacts, self.entry)
             _remove(self._note)
         except (EvergreenError, OSError) as failure:
             logger.warning("%s: the run could not be logged; the next one logs it: %s", self.artifacts.run_log, failure)
@@ -104,7 +96,7 @@ class RunRecorder:
     def stage(self, name: str, outcomes: Mapping[str, str]) -> Iterator[None]:
         """Note what the block does in a stage; the block sets the stage's outcome in `outcomes` unless it fails."""
         earlier, start = self.stages.get(name), time.monotonic()
-        self.stages[name] = StageRun(outcome="crashed", seconds=earlier.seconds if earlier else 0.0)
+        self.stages[name] = run_log.StageRun(outcome="crashed", seconds=earlier.seconds if earlier else 0.0)
         self._prepare_for_a_kill()
         try:
             yield
@@ -117,20 +109,20 @@ class RunRecorder:
         finally:
             seconds = time.monotonic() - start + (earlier.seconds if earlier else 0.0)
             timing = read_timings(self.artifacts).get(name) if outcome == "ran" else None
-            self.stages[name] = StageRun(
+            self.stages[name] = run_log.StageRun(
                 outcome=cast("Any", outcome),
                 seconds=round(seconds, 2),
                 last_start_s=round(timing.seconds, 2) if timing else None,
             )
 
-    def _until_now(self, **fields: Any) -> RunEntry:
-        times = {"started": self.started, "ended": utc_now_to_second(), "stages": self.stages}
-        return RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
+    def _until_now(self, **fields: Any) -> run_log.RunEntry:
+        times = {"started": self.started, "ended": run_log.utc_now_to_second(), "stages": self.stages}
+        return run_log.RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
 
     def _prepare_for_a_kill(self) -> None:
         self._write_note(self._until_now(outcome="crashed", error=_KILLED))
 
-    def _write_note(self, entry: RunEntry) -> None:
+    def _write_note(self, entry: run_log.RunEntry) -> None:
         """Write over the note, which takes no further room: the disk may have become full."""
         content = entry.model_dump_json().encode().ljust(_NOTE_BYTES)
         with contextlib.suppress(OSError):
@@ -143,13 +135,13 @@ class RunRecorder:
 
     def _log_lost_run(self, note: Path) -> None:
         try:
-            lost = RunEntry.model_validate_json(note.read_bytes())
+            lost = run_log.RunEntry.model_validate_json(note.read_bytes())
             cost = cost_of_run(lost, read_recipe_or_none(self.artifacts))
             is_killed = lost.outcome == "crashed" and lost.run_id
             if is_killed and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
                 stages = _with_outcome(lost.stages, "cancelled", instead_of="crashed")
                 lost = lost.model_copy(update={"outcome": "cancelled", "error": None, "stages": stages})
-            append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
+            run_log.append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             return
         except (EvergreenError, OSError) as failure:
@@ -162,8 +154,7 @@ class RunRecorder:
         if note != self._note:
             _remove(note)
 
-    def _entry(self, error: BaseException | None) -> RunEntry:
-        """Return the entry of the run, from what it left."""
+    def _entry(self, error: BaseException | None) -> run_log.RunEntry:
         results = RunResults(self.artifacts)
         receipt = results.receipt if error is None and self._did("publish") else None
         blessing = results.blessing if self._is_done("evaluate") else None
@@ -192,7 +183,9 @@ class RunRecorder:
         )
         return entry.model_copy(update={"cost": cost_of_run(entry, recipe)})
 
-    def _outcome(self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None) -> Outcome:
+    def _outcome(
+        self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None
+    ) -> run_log.Outcome:
         if error is None:
             if receipt:
                 return receipt.status
@@ -212,7 +205,9 @@ class RunRecorder:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
 
 
-def _with_outcome(stages: Mapping[str, StageRun], outcome: str, *, instead_of: str) -> dict[str, StageRun]:
+def _with_outcome(
+    stages: Mapping[str, run_log.StageRun], outcome: str, *, instead_of: str
+) -> dict[str, run_log.StageRun]:
     return {
         name: one.model_copy(update={"outcome": outcome}) if one.outcome == instead_of else one
         for name, one in stages.items()
@@ -230,20 +225,20 @@ def _remove(note: Path) -> None:
     note.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def cost_of_run(entry: RunEntry, recipe: Recipe | None) -> float | None:
+def cost_of_run(entry: run_log.RunEntry, recipe: Recipe | None) -> float | None:
     """Return what a run has cost by `launch.price_per_hour`; None if the recipe gives no price."""
     price = recipe.launch.price_per_hour if recipe else None
     return None if price is None else round((entry.seconds or 0.0) / 3600 * price, 4)
 
 
-def _error(error: BaseException) -> RunErrorRecord:
+def _error(error: BaseException) -> run_log.RunErrorRecord:
     texts = {"where": "", "what": without_secrets(str(error)), "fix": ""}
     if isinstance(error, EvergreenError):
         texts = {"where": error.where, "what": error.what, "fix": error.fix}
-    return RunErrorRecord(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
+    return run_log.RunErrorRecord(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
 
 
-def _evaluated(results: RunResults, blessing: Blessing) -> DecidingMetric | None:
+def _evaluated(results: RunResults, blessing: Blessing) -> run_log.DecidingMetric | None:
     """Return the metric that decided, with the comparison that the gate used."""
     metric, details = blessing.metric, results.details
     if results.evaluated is None or details is None:
@@ -251,7 +246,7 @@ def _evaluated(results: RunResults, blessing: Blessing) -> DecidingMetric | None
     against: Opponent = "champion" if blessing.champion else "untrained"
     compared = results.comparison(against, metric)
     low, high = results.interval("model", metric)
-    return DecidingMetric(
+    return run_log.DecidingMetric(
         metric=metric,
         direction=details.directions.get(metric),
         value=results.value("model", metric),

@@ -58,7 +58,6 @@ class ReleaseRecord(pydantic.BaseModel):
 
     @property
     def tag(self) -> str:
-        """The tag that publishing gives it."""
         return release_tag(self.publish_id)
 
     @classmethod

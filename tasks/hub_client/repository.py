@@ -99,7 +99,6 @@ class HubRepository:
 
     @property
     def where(self) -> str:
-        """The repository in messages."""
         return f"{self.folder or self.api.endpoint}/{self.id}"
 
     def retry_until_clear(
@@ -180,7 +179,6 @@ class HubRepository:
         return self.retry_until_clear(look, missing=lambda: False)
 
     def refs(self) -> Refs:
-        """Return the branches and tags."""
         found = self.api.list_repo_refs(self.id)
         return Refs(
             {branch.name: branch.target_commit for branch in found.branches},
@@ -192,7 +190,6 @@ class HubRepository:
         return list(self.api.list_repo_commits(self.id, revision=MAIN))
 
     def tree(self, commit: str) -> Tree:
-        """Return the files of a commit."""
         entries = self.api.list_repo_tree(self.id, recursive=True, revision=commit)
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 

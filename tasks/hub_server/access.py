@@ -102,7 +102,6 @@ class BrowserSessions:
         return (user, form_token) if end > time.monotonic() else (None, "")
 
     def close(self, cookies: Mapping[str, str]) -> None:
-        """End the session in a request's cookies."""
         with self._lock:
             self._sessions.pop(cookies.get(self.cookie, ""), None)
 

@@ -24,19 +24,8 @@ from dulwich.refs import Ref
 from dulwich.repo import Repo
 from pydantic import BaseModel, Field
 
+from tasks.hub_server import git_objects
 from tasks.hub_server.errors import HubError, branch_moved_error
-from tasks.hub_server.git_objects import (
-    FILE_MODE,
-    Change,
-    CommitRecord,
-    TreeEntry,
-    commit_message,
-    list_file_blobs,
-    read_commit,
-    read_tree_entry,
-    to_commit_record,
-    write_commit,
-)
 from tasks.hub_server.names import COMMIT_ID, file_above, pull_request_number, pull_request_ref, to_full_ref
 from tasks.hub_server.repositories import MAIN, BareRepository
 
@@ -96,7 +85,7 @@ class PullRequest(BaseModel):
         closed_by = changes[-1].author if changes and self.status == "closed" else user
         return can_write or (user == self.author and (status == "closed" or closed_by == user))
 
-    def history(self, commits: list[CommitRecord]) -> list[PullRequestEvent]:
+    def history(self, commits: list[git_objects.CommitRecord]) -> list[PullRequestEvent]:
         """Return the events together with `commits`, by time. The description stays first."""
         found = [
             PullRequestEvent(type="commit", author=each.author, text=each.title, id=each.sha, time=each.time)
@@ -111,9 +100,9 @@ class PullRequestChanges:
 
     head: str
     main: ObjectID
-    commits: list[CommitRecord]
+    commits: list[git_objects.CommitRecord]
     """Oldest first."""
-    files: list[tuple[str, TreeEntry | None, TreeEntry | None]]
+    files: list[tuple[str, git_objects.TreeEntry | None, git_objects.TreeEntry | None]]
     """Path, and the file before and after."""
     conflicts: list[str]
     """Files that cannot be merged into main."""
@@ -143,18 +132,16 @@ class PullRequests:
             return [self._load(git, number) for number in numbers if self._path(number).exists()]
 
     def get(self, number: int) -> PullRequest:
-        """Return a pull request."""
         with self.repository.open() as git:
             return self._load(git, number)
 
     def read(self, number: int) -> tuple[PullRequest, PullRequestChanges]:
-        """Return a pull request and what it changes."""
         with self.repository.open() as git:
             found = self._load(git, number)
             return found, _read_changes(git, found)
 
     def create(
-        self, changes: Sequence[Change], *, title: str, description: str, parent: str | None
+        self, changes: Sequence[git_objects.Change], *, title: str, description: str, parent: str | None
     ) -> tuple[PullRequest, str]:
         """Create a pull request with one commit, and return it and the commit's id.
 
@@ -167,7 +154,7 @@ class PullRequests:
         events = [self._comment(description)]
         with self.repository.writing() as git:
             base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
-            message = commit_message(title, description)
+            message = git_objects.commit_message(title, description)
             head = self.repository.add_commit(git, base, changes, message=message, user=self.user)
             taken = {int(path.stem) for path in self._path(0).parent.glob("*.json")} | _heads(git).keys()
             number, author = max(taken, default=0) + 1, self.user
@@ -178,7 +165,7 @@ class PullRequests:
             git.refs.add_if_new(pull_request_ref(number), head)
             return found, head.decode()
 
-    def commit(self, number: int, changes: Sequence[Change], *, message: str, parent: str | None) -> str:
+    def commit(self, number: int, changes: Sequence[git_objects.Change], *, message: str, parent: str | None) -> str:
         """Add a commit to a pull request and return its id.
 
         HubError as `BareRepository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
@@ -237,8 +224,10 @@ class PullRequests:
             lines = [f"- {commit.title} ({commit.sha})" for commit in changes.commits]
             authors = sorted({commit.author for commit in changes.commits} - {self.user})
             trailers = [f"Co-authored-by: {author} <{author}@localhost>" for author in authors]
-            message = commit_message(f"{found.title} (#{number})", "\n".join(lines + [""] * bool(trailers) + trailers))
-            sha = write_commit(git, changes.merged, [changes.main], message, self.user)
+            message = git_objects.commit_message(
+                f"{found.title} (#{number})", "\n".join(lines + [""] * bool(trailers) + trailers)
+            )
+            sha = git_objects.write_commit(git, changes.merged, [changes.main], message, self.user)
             events = self._events(comment, "merged")
             found.merge = RecordedMerge(commit=sha.decode(), parent=changes.main.decode(), events=events)
             self._save(found)
@@ -309,7 +298,7 @@ def _first_parents(git: Repo, head: ObjectID, until: str = "") -> Iterator[Commi
     """Yield the commits from `head` back, by their first parents, without `until` and what is before it."""
     sha: ObjectID | None = head
     while sha is not None and sha.decode() != until:
-        commit = read_commit(git, sha.decode())
+        commit = git_objects.read_commit(git, sha.decode())
         yield commit
         sha = commit.parents[0] if commit.parents else None
 
@@ -324,8 +313,10 @@ def _find_on_main(git: Repo, parent: str) -> ObjectID:
 
 def _read_changes(git: Repo, found: PullRequest) -> PullRequestChanges:
     head, main = git.refs[pull_request_ref(found.number)], git.refs[_MAIN]
-    commits = [to_commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
-    before, after, merged = (list_file_blobs(git, sha) for sha in (ObjectID(found.base.encode()), head, main))
+    commits = [git_objects.to_commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
+    before, after, merged = (
+        git_objects.list_file_blobs(git, sha) for sha in (ObjectID(found.base.encode()), head, main)
+    )
     changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     conflicts = set()
     for path in changed:
@@ -337,8 +328,12 @@ def _read_changes(git: Repo, found: PullRequest) -> PullRequestChanges:
             merged.pop(path, None)
     conflicts |= {path for path in merged if file_above(path, merged.keys())}
 
-    def entry(path: str, files: dict[str, ObjectID]) -> TreeEntry | None:
-        return read_tree_entry(git, _shown(path), FILE_MODE, files[path]) if path in files else None
+    def entry(path: str, files: dict[str, ObjectID]) -> git_objects.TreeEntry | None:
+        return (
+            git_objects.read_tree_entry(git, _shown(path), git_objects.FILE_MODE, files[path])
+            if path in files
+            else None
+        )
 
     files = [(_shown(path), entry(path, before), entry(path, after)) for path in changed]
     shown = [] if found.status == "merged" else [_shown(path) for path in sorted(conflicts)]

@@ -22,24 +22,8 @@ from dulwich.objects import Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
+from tasks.hub_server import git_objects
 from tasks.hub_server.errors import HubError, branch_moved_error, repository_not_found_error
-from tasks.hub_server.git_objects import (
-    Change,
-    CommitRecord,
-    DeletePath,
-    PutLargeFile,
-    TreeEntry,
-    add_blob,
-    find_large_files_in_history,
-    list_file_blobs,
-    parse_lfs_pointer,
-    peel_tag,
-    read_commit,
-    read_tree_entry,
-    to_commit_record,
-    walk_tree,
-    write_commit,
-)
 from tasks.hub_server.large_files import STALE_AFTER_S, LargeFileStore
 from tasks.hub_server.names import COMMIT_ID, RefKind, file_above, is_valid_ref, normalize_repo_path, to_full_ref
 
@@ -66,8 +50,8 @@ class BareRepository:
         repository.set_private(private)
         attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
         with repository.open() as git:
-            files = {".gitattributes": add_blob(git, attributes.encode())}
-            sha = write_commit(git, files, [], "initial commit", user)
+            files = {".gitattributes": git_objects.add_blob(git, attributes.encode())}
+            sha = git_objects.write_commit(git, files, [], "initial commit", user)
             git.refs.set_if_equals(to_full_ref("heads", MAIN), None, sha)
         return repository
 
@@ -78,7 +62,6 @@ class BareRepository:
             return git.get_config().get_boolean((b"hub",), b"private", default=False)
 
     def set_private(self, private: bool) -> None:  # noqa: FBT001
-        """Make the repository private or public."""
         with self.writing() as git:
             config = git.get_config()
             config.set((b"hub",), b"private", private)
@@ -86,14 +69,16 @@ class BareRepository:
 
     @property
     def large_files(self) -> LargeFileStore:
-        """The large files of this repository."""
         return LargeFileStore(self.path / "lfs")
 
     def refs(self, kind: RefKind) -> dict[str, str]:
         """Return name -> commit id of all branches (`heads`) or tags."""
         with self.open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
-            return {name.decode(errors="replace"): peel_tag(git, sha).decode() for name, sha in sorted(found.items())}
+            return {
+                name.decode(errors="replace"): git_objects.peel_tag(git, sha).decode()
+                for name, sha in sorted(found.items())
+            }
 
     def resolve(self, revision: str) -> str:
         """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits). HubError 404 without one."""
@@ -102,52 +87,54 @@ class BareRepository:
             for candidate in (*short, revision):
                 name = Ref(candidate.encode())
                 if candidate.startswith("refs/") and is_valid_ref(name) and name in git.refs:
-                    return peel_tag(git, git.refs[name]).decode()
+                    return git_objects.peel_tag(git, git.refs[name]).decode()
             if COMMIT_ID.fullmatch(revision):
                 for found in git.object_store.iter_prefix(revision.encode()):
                     if isinstance(git.object_store[found], Commit):
                         return found.decode()
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
-    def history(self, sha: str, *, limit: int | None = None) -> list[CommitRecord]:
+    def history(self, sha: str, *, limit: int | None = None) -> list[git_objects.CommitRecord]:
         """Return the commits, or up to `limit`, newest first, beginning at `sha`."""
         with self.open() as git:
             walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=limit)
-            return [to_commit_record(entry.commit) for entry in walker]
+            return [git_objects.to_commit_record(entry.commit) for entry in walker]
 
-    def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[TreeEntry]:
+    def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[git_objects.TreeEntry]:
         """Return the files and folders in `folder` at a commit, in git's order. HubError 404 if `folder` does not exist."""
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         with self.open() as git:
-            tree = read_commit(git, sha).tree
+            tree = git_objects.read_commit(git, sha).tree
             found = [
-                read_tree_entry(git, path.decode(errors="replace"), mode, oid)
-                for path, mode, oid in walk_tree(git, tree, folders=True)
+                git_objects.read_tree_entry(git, path.decode(errors="replace"), mode, oid)
+                for path, mode, oid in git_objects.walk_tree(git, tree, folders=True)
                 if path.startswith(prefix.encode()) and (recursive or b"/" not in path[len(prefix) :])
             ]
         if prefix and not found:
             raise HubError(404, f"{folder} does not exist at {sha}", "EntryNotFound")
         return found
 
-    def entry(self, sha: str, path: str) -> TreeEntry:
+    def entry(self, sha: str, path: str) -> git_objects.TreeEntry:
         """Return the file at a path in a commit. HubError 404 if there is none."""
         missing = HubError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self.open() as git:
             try:
-                mode, oid = tree_lookup_path(git.object_store.__getitem__, read_commit(git, sha).tree, path.encode())
+                mode, oid = tree_lookup_path(
+                    git.object_store.__getitem__, git_objects.read_commit(git, sha).tree, path.encode()
+                )
             except (KeyError, ValueError, NotTreeError):
                 raise missing from None
             if stat.S_ISDIR(mode):
                 raise missing
-            return read_tree_entry(git, path, mode, oid)
+            return git_objects.read_tree_entry(git, path, mode, oid)
 
-    def read(self, entry: TreeEntry) -> bytes:
+    def read(self, entry: git_objects.TreeEntry) -> bytes:
         """Return the content of a file that is not a large file."""
         with self.open() as git:
             return git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
 
     def commit(
-        self, git: Repo, ref: Ref, changes: Sequence[Change], *, message: str, parent: str | None, user: str
+        self, git: Repo, ref: Ref, changes: Sequence[git_objects.Change], *, message: str, parent: str | None, user: str
     ) -> str:
         """Add a commit to a branch, inside `writing`, and return its id.
 
@@ -165,16 +152,16 @@ class BareRepository:
         return sha.decode()
 
     def add_commit(
-        self, git: Repo, parent: ObjectID, changes: Sequence[Change], *, message: str, user: str
+        self, git: Repo, parent: ObjectID, changes: Sequence[git_objects.Change], *, message: str, user: str
     ) -> ObjectID:
         """Write a commit on top of `parent`, inside `writing`, and return its id. No ref leads to it yet."""
-        files = list_file_blobs(git, parent)
+        files = git_objects.list_file_blobs(git, parent)
         for change in changes:
             self._apply(git, files, change)
         for path in files:
             if above := file_above(path, files.keys()):
                 raise HubError(400, f"{above!r} cannot be both a file and the folder of {path!r}")
-        return write_commit(git, files, [parent], message, user)
+        return git_objects.write_commit(git, files, [parent], message, user)
 
     def squash(self, branch: str, *, message: str, user: str) -> None:
         """Give a branch a history of one commit with its files. HubError 404 if it does not exist."""
@@ -183,7 +170,9 @@ class BareRepository:
             if ref not in git.refs:
                 raise HubError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = git.refs[ref]
-            git.refs.set_if_equals(ref, head, write_commit(git, list_file_blobs(git, head), [], message, user))
+            git.refs.set_if_equals(
+                ref, head, git_objects.write_commit(git, git_objects.list_file_blobs(git, head), [], message, user)
+            )
 
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
         """Create a branch or a tag. HubError 409 if it exists already, 400 for an invalid name."""
@@ -212,7 +201,7 @@ class BareRepository:
             _, freed = prune_unreachable_objects(
                 git.object_store, git.refs, grace_period=STALE_AFTER_S, dry_run=not remove
             )
-            for path in self.large_files.unused(find_large_files_in_history(git).keys()):
+            for path in self.large_files.unused(git_objects.find_large_files_in_history(git).keys()):
                 with contextlib.suppress(FileNotFoundError):
                     freed += path.stat().st_size
                     if remove:
@@ -277,18 +266,18 @@ class BareRepository:
             finally:
                 lock.truncate(0)
 
-    def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
+    def _apply(self, git: Repo, files: dict[str, ObjectID], change: git_objects.Change) -> None:
         path = normalize_repo_path(change.path)
-        if not isinstance(change, DeletePath):
-            if isinstance(change, PutLargeFile):
+        if not isinstance(change, git_objects.DeletePath):
+            if isinstance(change, git_objects.PutLargeFile):
                 size = self.large_files.size(change.oid) if change.size is None else change.size
                 content = LFSPointer(change.oid, size or 0).to_bytes()
             else:
                 content = change.data
-            pointer = parse_lfs_pointer(content)
+            pointer = git_objects.parse_lfs_pointer(content)
             if pointer and self.large_files.size(pointer.oid) != pointer.size:
                 raise HubError(400, f"The large file {path} was not uploaded: {pointer.size} bytes, {pointer.oid}")
-            files[path] = add_blob(git, content)
+            files[path] = git_objects.add_blob(git, content)
         elif change.key == "deletedFile" and path in files:
             del files[path]
         else:

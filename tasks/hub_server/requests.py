@@ -180,7 +180,6 @@ class JsonBody(BaseModel):
 
     @classmethod
     def read(cls, body: Body) -> Self:
-        """Return the body of this request."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:

@@ -11,23 +11,12 @@ from dulwich.objects import ObjectID
 from fastapi import APIRouter, Query, Request, Response
 from markupsafe import escape
 
+from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import TreeEntry, find_last_commit
 from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import (
-    API,
-    Body,
-    Json,
-    Quoted,
-    Readable,
-    RequestedRepository,
-    User,
-    format_hub_date,
-    get_hub_state,
-    open_visible_repository,
-)
 
 _CONDITIONS = frozenset({"author", "cardData", "filter", "full", "limit", "pipeline_tag", "search"})
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
@@ -46,25 +35,25 @@ router = APIRouter()
 def list_repositories(
     *,
     request: Request,
-    kind: Quoted,
-    user: User,
+    kind: requests.Quoted,
+    user: requests.User,
     author: str = "",
     search: Annotated[list[str], Query()] = [],  # noqa: B006 (FastAPI copies it)
     tags: Annotated[list[str], Query(alias="filter")] = [],  # noqa: B006
     pipeline_tag: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1_000_000,
     full: bool = False,
-) -> list[Json]:
+) -> list[requests.Json]:
     """The repositories that the user can see and that fit all conditions, by name."""
     if unknown := request.query_params.keys() - _CONDITIONS:
         raise not_implemented_error(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
-    hub, found = get_hub_state(request), list[Json]()
+    hub, found = requests.get_hub_state(request), list[requests.Json]()
     for namespace, name, repository in hub.store.list(kind):
         id_ = f"{namespace}/{name}"
         if author not in ("", namespace) or not all(part.lower() in id_.lower() for part in search):
             continue
         with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
-            target = open_visible_repository(hub, kind, namespace, name, user)
+            target = requests.open_visible_repository(hub, kind, namespace, name, user)
             each = _describe(target, repository.resolve(MAIN), files=full)
             if set(tags) <= set(each["tags"]) and pipeline_tag in (None, each.get("pipeline_tag")):
                 found.append(each)
@@ -73,15 +62,15 @@ def list_repositories(
     return found
 
 
-@router.get(API)
-@router.get(API + "/revision/{revision}")
+@router.get(requests.API)
+@router.get(requests.API + "/revision/{revision}")
 def describe_repository(
     *,
-    target: Readable,
+    target: requests.Readable,
     response: Response,
-    revision: Quoted = MAIN,
+    revision: requests.Quoted = MAIN,
     expand: Annotated[list[str], Query()] = [],  # noqa: B006
-) -> Json:
+) -> requests.Json:
     """The repository at a revision, by default at main. An answer has all fields, whatever `expand` and `blobs` ask for."""
     sha = target.repository.resolve(revision)
     response.headers["X-Repo-Commit"] = sha
@@ -93,7 +82,7 @@ def describe_repository(
     return found
 
 
-def _describe(target: RequestedRepository, sha: str, *, files: bool) -> Json:
+def _describe(target: requests.RequestedRepository, sha: str, *, files: bool) -> requests.Json:
     repository, metadata = target.repository, _metadata(target, sha)
     with repository.open() as git:
         history = git.get_walker(include=[ObjectID(repository.resolve(MAIN).encode())])
@@ -105,18 +94,18 @@ def _describe(target: RequestedRepository, sha: str, *, files: bool) -> Json:
     siblings = []
     for entry in repository.entries(sha, recursive=True) if files else []:
         if not entry.is_folder:
-            sibling: Json = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
+            sibling: requests.Json = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
             large = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
             siblings.append(sibling | ({"lfs": large} if entry.sha256 else {}))
     return {
         **dict.fromkeys(("_id", "id", "modelId"), target.id),
         "author": target.namespace,
         "cardData": metadata,
-        "createdAt": format_hub_date(created),
+        "createdAt": requests.format_hub_date(created),
         "disabled": False,
         "downloads": 0,
         "gated": False,
-        "lastModified": format_hub_date(repository.history(sha, limit=1)[0].time),
+        "lastModified": requests.format_hub_date(repository.history(sha, limit=1)[0].time),
         "likes": 0,
         "private": repository.private,
         "sha": sha,
@@ -126,7 +115,7 @@ def _describe(target: RequestedRepository, sha: str, *, files: bool) -> Json:
     }
 
 
-def _metadata(target: RequestedRepository, sha: str) -> Json:
+def _metadata(target: requests.RequestedRepository, sha: str) -> requests.Json:
     """Return the metadata of the card; empty if there is none or it is invalid."""
     try:
         entry = target.repository.entry(sha, "README.md")
@@ -138,17 +127,17 @@ def _metadata(target: RequestedRepository, sha: str) -> Json:
     return {} if card.errors else card.metadata or {}
 
 
-@router.get(API + "/tree/{revision}")
-@router.get(API + "/tree/{revision}/{folder:path}")
+@router.get(requests.API + "/tree/{revision}")
+@router.get(requests.API + "/tree/{revision}/{folder:path}")
 def list_tree(
     *,
-    target: Readable,
-    revision: Quoted,
-    folder: Quoted = "",
+    target: requests.Readable,
+    revision: requests.Quoted,
+    folder: requests.Quoted = "",
     response: Response,
     recursive: bool = False,
     expand: bool = False,
-) -> list[Json]:
+) -> list[requests.Json]:
     """The files and folders of a commit; with `expand`, the last commits that changed them."""
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
@@ -156,8 +145,8 @@ def list_tree(
     return _entries_json(target, sha, found, expand=expand)
 
 
-@router.post(API + "/paths-info/{revision}")
-def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
+@router.post(requests.API + "/paths-info/{revision}")
+def describe_paths(target: requests.Readable, revision: requests.Quoted, body: requests.Body) -> list[requests.Json]:
     """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
     sha = target.repository.resolve(revision)
     form = parse_qs(body.decode(errors="replace"))
@@ -166,25 +155,31 @@ def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]
     return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
 
 
-def _entries_json(target: RequestedRepository, sha: str, entries: Sequence[TreeEntry], *, expand: bool) -> list[Json]:
+def _entries_json(
+    target: requests.RequestedRepository, sha: str, entries: Sequence[TreeEntry], *, expand: bool
+) -> list[requests.Json]:
     found = []
     with target.repository.open() as git:
         for entry in entries:
             kind = "directory" if entry.is_folder else "file"
-            fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
+            fields: requests.Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
             if entry.sha256:
                 fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
             if expand and (commit := find_last_commit(git, sha, entry.path)):
-                fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": format_hub_date(commit.time)}
+                fields["lastCommit"] = {
+                    "id": commit.sha,
+                    "title": commit.title,
+                    "date": requests.format_hub_date(commit.time),
+                }
             found.append(fields)
     return found
 
 
-@router.get(API + "/refs")
-def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
+@router.get(requests.API + "/refs")
+def list_refs(target: requests.Readable, *, include_prs: bool = False) -> requests.Json:
     """All branches and tags; the branches of pull requests if they are asked for."""
 
-    def refs(kind: str, found: Mapping[str, str]) -> list[Json]:
+    def refs(kind: str, found: Mapping[str, str]) -> list[requests.Json]:
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found.items()]
 
     found = target.repository.refs
@@ -193,15 +188,15 @@ def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
     return {"branches": branches, "tags": tags, "converts": [], "pullRequests": pull_requests}
 
 
-@router.get(API + "/commits/{revision}")
-def list_commits(target: Readable, revision: Quoted) -> list[Json]:
+@router.get(requests.API + "/commits/{revision}")
+def list_commits(target: requests.Readable, revision: requests.Quoted) -> list[requests.Json]:
     """The history, newest first, with texts as HTML, too."""
     return [
         {
             "id": commit.sha,
             "title": commit.title,
             "message": commit.message,
-            "date": format_hub_date(commit.time),
+            "date": requests.format_hub_date(commit.time),
             "authors": [{"user": commit.author}],
             "formatted": {"title": escape(commit.title), "message": str(escape(commit.message)).replace("\n", "<br>")},
         }

@@ -21,21 +21,11 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
+from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.page_templates import render_markdown, render_page
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import (
-    Body,
-    Browsable,
-    Json,
-    Quoted,
-    Reader,
-    RequestedRepository,
-    SentForm,
-    get_hub_state,
-    open_visible_repository,
-)
 from tasks.hub_server.routes_downloads import content_type, opens_in_browser
 from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import MAX_CHARACTERS, ask_model
@@ -50,16 +40,16 @@ repository_router = APIRouter()
 
 
 @router.get("/")
-def show_repositories(request: Request, user: Reader, q: str = "") -> Response:
+def show_repositories(request: Request, user: requests.Reader, q: str = "") -> Response:
     """All repositories that the user can see."""
-    hub = get_hub_state(request)
+    hub = requests.get_hub_state(request)
     rows = []
     for kind in KINDS:
         for namespace, name, repository in hub.store.list(kind):
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
             with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
-                target = open_visible_repository(hub, kind, namespace, name, user)
+                target = requests.open_visible_repository(hub, kind, namespace, name, user)
                 last = repository.history(repository.resolve(MAIN), limit=1)[0]
                 rows.append((last, target, repository.private, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row[0].time)
@@ -68,12 +58,14 @@ def show_repositories(request: Request, user: Reader, q: str = "") -> Response:
 
 @repository_router.get("")
 @repository_router.get("/blob/{revision}/{path:path}")
-def show_file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quoted = CARD) -> Response:
+def show_file(
+    request: Request, target: requests.Browsable, revision: requests.Quoted = MAIN, path: requests.Quoted = CARD
+) -> Response:
     """One file, by default the card on main, below what its model was asked and answered (`request.state.trial`)."""
     repository, is_card = target.repository, path == CARD
     sha = repository.resolve(revision)
-    context: Json = {"entry": None, "is_card": is_card, "trial": None, "max_characters": MAX_CHARACTERS}
-    if is_card and target.kind == "models" and get_hub_state(request).answer:
+    context: requests.Json = {"entry": None, "is_card": is_card, "trial": None, "max_characters": MAX_CHARACTERS}
+    if is_card and target.kind == "models" and requests.get_hub_state(request).answer:
         with contextlib.suppress(HubError):  # what has it may be a model that can answer texts
             repository.entry(sha, "config.json")
             context["trial"] = {"text": "", "answer": None, "error": ""} | getattr(request.state, "trial", {})
@@ -102,9 +94,9 @@ def show_file(request: Request, target: Browsable, revision: Quoted = MAIN, path
 
 
 @repository_router.post("/try/{revision}")
-def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Response:
+def show_model_answer(request: Request, form: requests.SentForm, revision: requests.Quoted) -> Response:
     """Show what the model of a revision answers to the text of the form, above its card."""
-    (target, fields), ask = form, get_hub_state(request).answer
+    (target, fields), ask = form, requests.get_hub_state(request).answer
     if ask is None or target.kind != "models":
         raise HubError(404, "This Hub does not let models answer: start it with `evergreen hub --try`")
     text = fields.get("text", "").replace("\r\n", "\n")
@@ -113,7 +105,7 @@ def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Res
     def may_read(repo_id: str) -> bool:
         namespace, _, name = repo_id.partition("/")
         try:
-            open_visible_repository(get_hub_state(request), "models", namespace, name, target.user)
+            requests.open_visible_repository(requests.get_hub_state(request), "models", namespace, name, target.user)
         except HubError:
             return False
         return True
@@ -131,7 +123,9 @@ def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Res
 @repository_router.get("/commit/{revision}")
 @repository_router.get("/tree/{revision}")
 @repository_router.get("/tree/{revision}/{folder:path}")
-def show_folder(request: Request, target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
+def show_folder(
+    request: Request, target: requests.Browsable, revision: requests.Quoted, folder: requests.Quoted = ""
+) -> Response:
     """The files of a folder. The client's `commit_url` leads here, too."""
     sha = target.repository.resolve(revision)
     entries = target.repository.entries(sha, folder, recursive=False)
@@ -142,7 +136,7 @@ def show_folder(request: Request, target: Browsable, revision: Quoted, folder: Q
 
 
 @repository_router.get("/commits/{revision}")
-def show_commits(request: Request, target: Browsable, revision: Quoted) -> Response:
+def show_commits(request: Request, target: requests.Browsable, revision: requests.Quoted) -> Response:
     """The commits of a revision, newest first."""
     commits = target.repository.history(target.repository.resolve(revision), limit=_MAX_COMMITS)
     context = {"commits": commits, "limit": _MAX_COMMITS}
@@ -150,17 +144,17 @@ def show_commits(request: Request, target: Browsable, revision: Quoted) -> Respo
 
 
 def render_repository_page(
-    request: Request, target: RequestedRepository, revision: str, template: str, context: Mapping[str, object]
+    request: Request, target: requests.RequestedRepository, revision: str, template: str, context: Mapping[str, object]
 ) -> Response:
     """Render a page of one repository at one revision."""
     sha = target.repository.resolve(revision)
-    common: Json = {
+    common: requests.Json = {
         "target": target,
         "base": f"/{target.page}",
         "revision": revision,
         "revision_url": quote(revision, safe=""),
         "sha": sha,
-        "form_token": get_hub_state(request).sessions.find(request.cookies)[1],
+        "form_token": requests.get_hub_state(request).sessions.find(request.cookies)[1],
         "tags": target.repository.refs("tags"),
         "branches": target.repository.refs("heads"),
         "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
@@ -169,11 +163,11 @@ def render_repository_page(
 
 
 @router.get("/-/sign-in")
-def show_sign_in_or_follow_link(request: Request, user: Reader, once: str = "") -> Response:
+def show_sign_in_or_follow_link(request: Request, user: requests.Reader, once: str = "") -> Response:
     """A form for a token; with the secret of a link, sign in at once."""
     if not once:
         return render_page("sign_in.html", user=user)
-    linked_user = get_hub_state(request).sessions.use_link_secret(once)
+    linked_user = requests.get_hub_state(request).sessions.use_link_secret(once)
     if linked_user is None:
         error = "This link was used before. Sign in with a token."
         return render_page("sign_in.html", user=user, context={"error": error}, status=403)
@@ -181,12 +175,12 @@ def show_sign_in_or_follow_link(request: Request, user: Reader, once: str = "") 
 
 
 @router.post("/-/sign-in")
-def sign_in(request: Request, body: Body) -> Response:
+def sign_in(request: Request, body: requests.Body) -> Response:
     """Begin a session for the user of a token."""
     _require_same_site(request)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
     try:
-        user = get_hub_state(request).access.user(f"Bearer {token}")
+        user = requests.get_hub_state(request).access.user(f"Bearer {token}")
     except HubError:
         error = "This Hub does not know this token."
         return render_page("sign_in.html", user=None, context={"error": error}, status=403)
@@ -196,7 +190,7 @@ def sign_in(request: Request, body: Body) -> Response:
 
 def _signed_in(request: Request, user: str) -> Response:
     """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
-    sessions = get_hub_state(request).sessions
+    sessions = requests.get_hub_state(request).sessions
     answer = render_page("signed_in.html", user=user)
     answer.set_cookie(sessions.cookie, sessions.open(user), httponly=True, samesite="strict", path="/")
     return answer
@@ -206,7 +200,7 @@ def _signed_in(request: Request, user: str) -> Response:
 def sign_out(request: Request) -> Response:
     """End the session."""
     _require_same_site(request)
-    sessions = get_hub_state(request).sessions
+    sessions = requests.get_hub_state(request).sessions
     sessions.close(request.cookies)
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(sessions.cookie, path="/")

@@ -9,24 +9,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AliasPath, Field
 
+from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card, split_card
 from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import Sha256, find_large_files_in_history
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import (
-    API,
-    Json,
-    JsonBody,
-    Quoted,
-    Readable,
-    RequiredUser,
-    User,
-    Writable,
-    format_hub_date,
-    get_hub_state,
-    get_request_endpoint,
-    open_visible_repository,
-)
 from tasks.hub_server.store import KINDS
 
 _MAX_BATCH = 1000
@@ -35,11 +22,11 @@ router = APIRouter()
 
 
 @router.get("/api/whoami-v2")
-def whoami(request: Request, user: RequiredUser) -> Json:
+def whoami(request: Request, user: requests.RequiredUser) -> requests.Json:
     """The user of the token."""
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
-    writers = sorted(get_hub_state(request).access.writers.items())
+    writers = sorted(requests.get_hub_state(request).access.writers.items())
     teams = [team for team, users in writers if user in users and user != team]
     orgs = [{"type": "org", "name": team, "roleInOrg": "write"} for team in teams]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": orgs, "auth": auth}
@@ -52,7 +39,7 @@ def _kind(repo_type: str) -> str:
     return f"{repo_type}s"
 
 
-class _Repository(JsonBody):
+class _Repository(requests.JsonBody):
     name: str
     organization: str | None = None
     type: str = "model"
@@ -61,13 +48,13 @@ class _Repository(JsonBody):
 
 @router.post("/api/repos/create")
 def create_repository(
-    request: Request, user: RequiredUser, new: Annotated[_Repository, Depends(_Repository.read)]
-) -> Json:
+    request: Request, user: requests.RequiredUser, new: Annotated[_Repository, Depends(_Repository.read)]
+) -> requests.Json:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub, namespace, kind = get_hub_state(request), new.organization or user, _kind(new.type)
+    hub, namespace, kind = requests.get_hub_state(request), new.organization or user, _kind(new.type)
     hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
-    url = f"{get_request_endpoint(request)}/{page}"
+    url = f"{requests.get_request_endpoint(request)}/{page}"
     try:
         hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=user)
     except HubError as error:
@@ -79,24 +66,26 @@ def create_repository(
 
 @router.delete("/api/repos/delete")
 def delete_repository(
-    request: Request, user: RequiredUser, old: Annotated[_Repository, Depends(_Repository.read)]
-) -> Json:
+    request: Request, user: requests.RequiredUser, old: Annotated[_Repository, Depends(_Repository.read)]
+) -> requests.Json:
     """Delete a repository."""
-    hub = get_hub_state(request)
+    hub = requests.get_hub_state(request)
     namespace, kind = old.organization or user, _kind(old.type)
-    open_visible_repository(hub, kind, namespace, old.name, user)
+    requests.open_visible_repository(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
     return {}
 
 
-class _Settings(JsonBody):
+class _Settings(requests.JsonBody):
     visibility: str | None = None
     gated: Literal[False, "auto", "manual"] = False
 
 
-@router.put(API + "/settings")
-def set_repository_visibility(target: Writable, settings: Annotated[_Settings, Depends(_Settings.read)]) -> Json:
+@router.put(requests.API + "/settings")
+def set_repository_visibility(
+    target: requests.Writable, settings: Annotated[_Settings, Depends(_Settings.read)]
+) -> requests.Json:
     """Make the repository public or private."""
     if settings.gated:
         raise not_implemented_error("gated access")
@@ -107,48 +96,50 @@ def set_repository_visibility(target: Writable, settings: Annotated[_Settings, D
     return {"private": target.repository.private}
 
 
-class _Move(JsonBody):
+class _Move(requests.JsonBody):
     from_repo: str = Field(alias="fromRepo", pattern="^[^/]+/[^/]+$")
     to_repo: str = Field(alias="toRepo", pattern="^[^/]+/[^/]+$")
     type: str = "model"
 
 
 @router.post("/api/repos/move")
-def move_repository(request: Request, user: RequiredUser, move: Annotated[_Move, Depends(_Move.read)]) -> Json:
+def move_repository(
+    request: Request, user: requests.RequiredUser, move: Annotated[_Move, Depends(_Move.read)]
+) -> requests.Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
-    hub, kind = get_hub_state(request), _kind(move.type)
+    hub, kind = requests.get_hub_state(request), _kind(move.type)
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
-    open_visible_repository(hub, kind, old_namespace, old, user)
+    requests.open_visible_repository(hub, kind, old_namespace, old, user)
     for each in (old_namespace, namespace):
         hub.access.require_write(user, each)
     hub.store.move(kind, old_namespace, old, namespace, name)
     return {"url": f"/{namespace}/{name}"}
 
 
-@router.get(API + "/lfs-files")
-def list_large_files(target: Writable) -> list[Json]:
+@router.get(requests.API + "/lfs-files")
+def list_large_files(target: requests.Writable) -> list[requests.Json]:
     """The large files that are stored, by path; whether or not a commit has them."""
     with target.repository.open() as git:
         places = find_large_files_in_history(git)
-    found: list[Json] = []
+    found: list[requests.Json] = []
     for file in target.repository.large_files.stored():
         path, ref = places.get(file.name, ("", None))
         with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
-            pushed, size = format_hub_date(int(file.stat().st_mtime)), file.stat().st_size
+            pushed, size = requests.format_hub_date(int(file.stat().st_mtime)), file.stat().st_size
             ids = {"oid": file.name, "fileOid": file.name}
             found.append({**ids, "filename": path, "pushedAt": pushed, "ref": ref, "size": size})
     return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
 
 
-class _LargeFileDeletions(JsonBody):
+class _LargeFileDeletions(requests.JsonBody):
     sha: list[Sha256] = Field(validation_alias=AliasPath("deletions", "sha"), max_length=_MAX_BATCH)
     rewrite_history: bool = Field(default=True, validation_alias=AliasPath("deletions", "rewriteHistory"))
 
 
-@router.post(API + "/lfs-files/batch")
+@router.post(requests.API + "/lfs-files/batch")
 def delete_large_files(
-    target: Writable, batch: Annotated[_LargeFileDeletions, Depends(_LargeFileDeletions.read)]
-) -> Json:
+    target: requests.Writable, batch: Annotated[_LargeFileDeletions, Depends(_LargeFileDeletions.read)]
+) -> requests.Json:
     """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
     if batch.rewrite_history:
         raise not_implemented_error("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
@@ -158,68 +149,75 @@ def delete_large_files(
     return {}
 
 
-@router.get(API + "/auth-check")
-def check_read_access(_: Readable) -> Json:
+@router.get(requests.API + "/auth-check")
+def check_read_access(_: requests.Readable) -> requests.Json:
     """Check that the user can read the repository."""
     return {}
 
 
-@router.get(API + "/auth-check/write")
-def check_write_access(_: Writable) -> Json:
+@router.get(requests.API + "/auth-check/write")
+def check_write_access(_: requests.Writable) -> requests.Json:
     """Check that the user can write to the repository."""
     return {}
 
 
-class _NewTag(JsonBody):
+class _NewTag(requests.JsonBody):
     tag: str
 
 
-@router.post(API + "/tag/{revision}")
-def create_tag(target: Writable, revision: Quoted, new: Annotated[_NewTag, Depends(_NewTag.read)]) -> Json:
+@router.post(requests.API + "/tag/{revision}")
+def create_tag(
+    target: requests.Writable, revision: requests.Quoted, new: Annotated[_NewTag, Depends(_NewTag.read)]
+) -> requests.Json:
     """Create a tag; a tag never moves."""
     target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
     return {}
 
 
-@router.delete(API + "/tag/{tag}")
-def delete_tag(target: Writable, tag: Quoted) -> Json:
+@router.delete(requests.API + "/tag/{tag}")
+def delete_tag(target: requests.Writable, tag: requests.Quoted) -> requests.Json:
     """Delete a tag."""
     target.repository.delete_ref("tags", tag)
     return {}
 
 
-class _NewBranch(JsonBody):
+class _NewBranch(requests.JsonBody):
     starting_point: str = Field(default=MAIN, alias="startingPoint")
 
 
-@router.post(API + "/branch/{branch}")
-def create_branch(target: Writable, branch: Quoted, new: Annotated[_NewBranch, Depends(_NewBranch.read)]) -> Json:
+@router.post(requests.API + "/branch/{branch}")
+def create_branch(
+    target: requests.Writable, branch: requests.Quoted, new: Annotated[_NewBranch, Depends(_NewBranch.read)]
+) -> requests.Json:
     """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}
 
 
-@router.delete(API + "/branch/{branch}")
-def delete_branch(target: Writable, branch: Quoted) -> Json:
+@router.delete(requests.API + "/branch/{branch}")
+def delete_branch(target: requests.Writable, branch: requests.Quoted) -> requests.Json:
     """Delete a branch; its commits stay."""
     target.repository.delete_ref("heads", branch)
     return {}
 
 
-class _Squash(JsonBody):
+class _Squash(requests.JsonBody):
     message: str
 
 
-@router.post(API + "/super-squash/{branch}")
+@router.post(requests.API + "/super-squash/{branch}")
 def squash_branch(
-    target: Writable, user: RequiredUser, branch: Quoted, sent: Annotated[_Squash, Depends(_Squash.read)]
-) -> Json:
+    target: requests.Writable,
+    user: requests.RequiredUser,
+    branch: requests.Quoted,
+    sent: Annotated[_Squash, Depends(_Squash.read)],
+) -> requests.Json:
     """Replace the history of a branch by one commit."""
     target.repository.squash(branch, message=sent.message, user=user)
     return {}
 
 
-class _ValidateCard(JsonBody):
+class _ValidateCard(requests.JsonBody):
     content: str
     repo_type: str = Field(default="model", alias="repoType")
 
@@ -229,7 +227,9 @@ _anonymous_cards = threading.BoundedSemaphore(2)
 
 
 @router.post("/api/validate-yaml")
-def validate_card(user: User, sent: Annotated[_ValidateCard, Depends(_ValidateCard.read)], response: Response) -> Json:
+def validate_card(
+    user: requests.User, sent: Annotated[_ValidateCard, Depends(_ValidateCard.read)], response: Response
+) -> requests.Json:
     """The errors and warnings in the metadata of a card. YAML takes long to parse, so who has no token gets a small share."""
     with contextlib.ExitStack() as stack:
         if user is None:

@@ -25,22 +25,12 @@ from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.responses import RedirectResponse
 
-from tasks.hub_server import limits
+from tasks.hub_server import limits, requests
 from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import Change, PutFile, Sha256, commit_message
 from tasks.hub_server.names import pull_request_number, to_full_ref
 from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
-from tasks.hub_server.requests import (
-    API,
-    Json,
-    JsonBody,
-    Participant,
-    Quoted,
-    RequestedRepository,
-    get_hub_state,
-    get_request_endpoint,
-)
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -54,8 +44,8 @@ router = APIRouter()
 
 
 def get_committable_repository(
-    request: Request, target: Participant, revision: Quoted, *, create_pr: bool = False
-) -> RequestedRepository:
+    request: Request, target: requests.Participant, revision: requests.Quoted, *, create_pr: bool = False
+) -> requests.RequestedRepository:
     """Return the repository of this request, if the user can commit to the revision; otherwise HubError 403.
 
     Everyone who can read can propose a commit as a new pull request, and its author can add commits to it.
@@ -65,11 +55,11 @@ def get_committable_repository(
         target.repository.resolve(revision)
         target.pull_requests.require_author(target.pull_requests.get(number))
     elif not create_pr:
-        get_hub_state(request).access.require_write(target.user, target.namespace)
+        requests.get_hub_state(request).access.require_write(target.user, target.namespace)
     return target
 
 
-Committable = Annotated[RequestedRepository, Depends(get_committable_repository)]
+Committable = Annotated[requests.RequestedRepository, Depends(get_committable_repository)]
 
 
 async def read_raw_commit_body(request: Request, _: Committable) -> bytes:
@@ -77,29 +67,29 @@ async def read_raw_commit_body(request: Request, _: Committable) -> bytes:
     return await limits.read_limited_body(request, limits.COMMIT_BYTES)
 
 
-@router.get(API + "/xet-write-token/{revision}")
+@router.get(requests.API + "/xet-write-token/{revision}")
 def refuse_xet_upload() -> RedirectResponse:
     """Lead to a 501. hf-xet shows nothing of an answer but its status and this last address."""
     return RedirectResponse("/-/this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1")
 
 
-class _AnnouncedFile(JsonBody):
+class _AnnouncedFile(requests.JsonBody):
     path: str
     size: int
     sample: Base64Bytes = b""
     """The first 512 bytes."""
 
 
-class _Preupload(JsonBody):
+class _Preupload(requests.JsonBody):
     files: list[_AnnouncedFile]
     ignore: str | None = Field(default=None, alias="gitIgnore")
     """A `.gitignore` that is uploaded, too; it replaces that of the repository."""
 
 
-@router.post(API + "/preupload/{revision}")
+@router.post(requests.API + "/preupload/{revision}")
 def choose_upload_modes(
-    target: Committable, revision: Quoted, announced: Annotated[_Preupload, Depends(_Preupload.read)]
-) -> Json:
+    target: Committable, revision: requests.Quoted, announced: Annotated[_Preupload, Depends(_Preupload.read)]
+) -> requests.Json:
     """How to upload each file, whether `.gitignore` leaves it out, and the id of its present content."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry for entry in target.repository.entries(sha, recursive=True)}
@@ -155,38 +145,42 @@ def _check_rules(name: str, content: bytes, patterns: list[bytes]) -> None:
 _RULES: Mapping[str, Callable[[bytes], object]] = {".gitignore": _read_ignore, ".gitattributes": _read_attributes}
 
 
-class _LargeObject(JsonBody):
+class _LargeObject(requests.JsonBody):
     oid: Sha256
     size: int = Field(ge=0, le=_MAX_LARGE_BYTES)
 
 
-class _Batch(JsonBody):
+class _Batch(requests.JsonBody):
     operation: str = "upload"
     objects: list[_LargeObject] = Field(max_length=_MAX_BATCH)
 
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
-def issue_upload_urls(request: Request, target: Participant, batch: Annotated[_Batch, Depends(_Batch.read)]) -> Json:
+def issue_upload_urls(
+    request: Request, target: requests.Participant, batch: Annotated[_Batch, Depends(_Batch.read)]
+) -> requests.Json:
     """Upload URLs of the objects; an object that is stored already gets none. They may be for a pull request."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
     objects = []
     for item in batch.objects:
-        answer: Json = {"oid": item.oid, "size": item.size}
+        answer: requests.Json = {"oid": item.oid, "size": item.size}
         if not target.repository.large_files.renew(item.oid, item.size):
             parts = (target.kind, target.namespace, target.name, item.oid, str(item.size))
-            signature = get_hub_state(request).access.sign(*parts)
-            url = f"{get_request_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
+            signature = requests.get_hub_state(request).access.sign(*parts)
+            url = (
+                f"{requests.get_request_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
+            )
             answer["actions"] = {"upload": {"href": url, "header": {}}}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}
 
 
 @router.put("/uploads/{kind}/{namespace}/{name}/{sha256}/{size}")
-async def receive_large_file(request: Request, sha256: str, size: int, signature: str = "") -> Json:
+async def receive_large_file(request: Request, sha256: str, size: int, signature: str = "") -> requests.Json:
     """Upload a large file, in one piece: the limit for which huggingface.co asks for parts is that of its storage."""
-    hub, parts = get_hub_state(request), request.path_params
+    hub, parts = requests.get_hub_state(request), request.path_params
     hub.access.check_signature(signature, *(parts[name] for name in ("kind", "namespace", "name", "sha256", "size")))
     files = hub.store.open(parts["kind"], parts["namespace"], parts["name"]).large_files
     async with limits.transfer_timeout(size):
@@ -194,15 +188,15 @@ async def receive_large_file(request: Request, sha256: str, size: int, signature
     return {}
 
 
-@router.post(API + "/commit/{revision}")
+@router.post(requests.API + "/commit/{revision}")
 def commit_changes(
     *,
     request: Request,
     target: Committable,
-    revision: Quoted,
+    revision: requests.Quoted,
     body: Annotated[bytes, Depends(read_raw_commit_body)],
     create_pr: bool = False,
-) -> Json:
+) -> requests.Json:
     """Add a commit to a branch or a pull request, or make a new pull request of it."""
     header, changes = _parse_commit(body)
     title, description, parent = header.summary, header.description or "", header.parent
@@ -214,8 +208,8 @@ def commit_changes(
             if card.errors:
                 raise HubError(400, f"Invalid metadata in README.md: {'; '.join(card.errors)}")
     pull_requests, number = target.pull_requests, pull_request_number(revision)
-    page = f"{get_request_endpoint(request)}/{target.page}"
-    answer: Json = {"success": True, "hookOutput": ""}
+    page = f"{requests.get_request_endpoint(request)}/{target.page}"
+    answer: requests.Json = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
             raise not_implemented_error(f"pull requests for other branches than {MAIN}, such as {revision}")

@@ -85,7 +85,6 @@ class LocalHub:
         return f"{self.endpoint}/-/sign-in?once={self._sessions.create_link_secret(user)}"
 
     def application(self) -> ASGIApp:
-        """Build the ASGI application."""
         from tasks.hub_server.access import BrowserSessions
         from tasks.hub_server.application import build_application
         from tasks.hub_server.requests import HubState

@@ -38,7 +38,6 @@ class RepositoryStore:
         return BareRepository(path)
 
     def exists(self, kind: str, namespace: str, name: str) -> bool:
-        """Whether there is a repository of this name."""
         path = self._path(kind, namespace, name)
         return path is not None and (path / "HEAD").is_file()
 

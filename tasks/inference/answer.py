@@ -23,7 +23,6 @@ class PredictedNumber:
 
     @property
     def shown(self) -> str:
-        """The number for people."""
         return f"{self.value:.6g}" if abs(self.value) < 1e6 else f"{self.value:,.0f}"
 
 
@@ -106,7 +105,6 @@ class ModelAnswer:
             yield self.text[end:], ""
 
     def lines(self) -> list[str]:
-        """Return the answer for a terminal."""
         if self.labels is not None:
             width = max(len(label.name) for label in self.labels)
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]

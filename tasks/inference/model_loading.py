@@ -13,7 +13,7 @@ from params.schema import ObjectiveChoice
 from trainer import objectives
 from trainer.model.adapters import PEFT_TASKS, is_adapter_folder
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, transformers
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.runtime.library_errors import as_remote_code_error
@@ -87,8 +87,6 @@ def objective_that_answers(choice: ObjectiveChoice | None) -> Objective[Any] | N
 
 def load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrainedModel:
     """Return the model of an objective, or of a task; ModelError if it cannot be loaded, or lacks weights."""
-    import transformers
-
     model_class = getattr(transformers, TASKS[of].auto_class) if isinstance(of, str) else of.model_class()
     network: PreTrainedModel
     with load_errors(where):

@@ -81,7 +81,6 @@ class DownloadedModel:
 
     @property
     def where(self) -> str:
-        """The model in messages."""
         return f"{self.repo_id}@{self.tag or self.commit[:12]}"
 
 

@@ -16,21 +16,13 @@ from typing import Any, Final
 
 from params import DataError, ModelError
 from tasks.digests import ReleaseRecord
+from tasks.inference import model_loading
 from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan, RankedText
-from tasks.inference.model_loading import (
-    NEAREST,
-    TASKS,
-    find_task,
-    is_cross_encoder,
-    load_errors,
-    load_network,
-    objective_that_answers,
-)
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
 from trainer.objectives.bases.answer_form import AnswerForm
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
@@ -89,43 +81,41 @@ class AnsweringModel:
         Raises:
             ModelError: it has no weights, no tokenizer or no task that can be used here, or names files that are not its own.
         """
-        from transformers import AutoConfig, AutoTokenizer, pipeline
-
         check_safe_to_load(folder, where=where, adapter=True)
         record = None
         with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
             record = ReleaseRecord.of(folder)
-        objective = objective_that_answers(record.objective if record else None)
+        objective = model_loading.objective_that_answers(record.objective if record else None)
         if objective:
             task = objective.pipeline_tag
-        elif (folder / MODULES).exists() and not is_cross_encoder(folder):
-            task = NEAREST
+        elif (folder / MODULES).exists() and not model_loading.is_cross_encoder(folder):
+            task = model_loading.NEAREST
         elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
-            task = find_task([named] if named else [], where, "adapter_config.json")
+            task = model_loading.find_task([named] if named else [], where, "adapter_config.json")
         else:
-            with load_errors(where):
-                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            task = find_task(config.architectures or [], where, "config.json")
-        network = load_network(folder, objective or task, where)
+            with model_loading.load_errors(where):
+                config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            task = model_loading.find_task(config.architectures or [], where, "config.json")
+        network = model_loading.load_network(folder, objective or task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
-        with load_errors(where, "its tokenizer "):
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        with model_loading.load_errors(where, "its tokenizer "):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         limits = find_position_limits(network.config)
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
             tokenizer.model_max_length = positions or tokenizer.model_max_length
         section = record.objective.model_dump() if record else None
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
-        if section is None and task == "text-classification" and is_cross_encoder(folder):
+        if section is None and task == "text-classification" and model_loading.is_cross_encoder(folder):
             form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)
         made = None
-        if task == NEAREST:
+        if task == model_loading.NEAREST:
             set_prompts(tokenizer, None, None)
         elif objective is None and task != "text2text-generation":
-            made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
+            made = transformers.pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
 
     @property
@@ -140,11 +130,9 @@ class AnsweringModel:
             DataError: the text is empty, or longer than the model can read.
             ModelError: the model fails.
         """
-        import torch
-
         if not text.strip():
             raise DataError("the text", "is empty", "write one")
-        answer = self._answer_row if self._objective else getattr(self, TASKS[self.task].method)
+        answer = self._answer_row if self._objective else getattr(self, model_loading.TASKS[self.task].method)
         try:
             with torch.inference_mode():
                 found: ModelAnswer = answer(text, options)

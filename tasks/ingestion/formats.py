@@ -20,16 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError
+from tasks.ingestion import encodings
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, SourceBatch, to_batches
-from tasks.ingestion.encodings import (
-    START,
-    TextFilePosition,
-    format_suffix,
-    is_plain_text,
-    not_utf8_error,
-    open_as_utf8,
-    table_fix,
-)
 from tasks.ingestion.json_files import PLACE_ROWS, has_row_per_line, read_json_items, read_json_lines
 
 TextUnit = Literal["line", "paragraph", "file"]
@@ -52,7 +44,7 @@ def read_rows_of_file(
     text_unit: TextUnit = "paragraph",
     *,
     columns: CsvColumns | None = None,
-    begin: TextFilePosition = START,
+    begin: encodings.TextFilePosition = encodings.START,
     first: int = 0,
     rows: int | None = None,
 ) -> Batches:
@@ -63,7 +55,7 @@ def read_rows_of_file(
     Raises:
         DataError: the file is empty, unreadable or malformed.
     """
-    suffix = format_suffix(path)
+    suffix = encodings.format_suffix(path)
     with translate_read_errors(path, name):
         if suffix == ".parquet":
             with open_parquet(path, name) as parquet:
@@ -71,7 +63,7 @@ def read_rows_of_file(
             return
         if suffix in TABLE_SUFFIXES and columns is None:
             columns, _, _ = index_csv(path, name)
-        with open_as_utf8(path, name) as file:
+        with encodings.open_as_utf8(path, name) as file:
             if begin.offset:
                 file.seek(begin.offset)
             if columns is not None:
@@ -92,10 +84,10 @@ def read_rows_of_file(
 def read_file_columns(path: Path, name: str) -> set[str]:
     """Return the columns of a CSV, Parquet or text file, of which only the beginning is read."""
     with translate_read_errors(path, name):
-        if format_suffix(path) == ".parquet":
+        if encodings.format_suffix(path) == ".parquet":
             with open_parquet(path, name) as file:
                 return set(file.schema_arrow.names)
-        if format_suffix(path) in TABLE_SUFFIXES:
+        if encodings.format_suffix(path) in TABLE_SUFFIXES:
             with open_table(path, name) as (_, records, delimiter):
                 return set(_csv_header(records, path, name, delimiter))
     return {"text"}
@@ -107,7 +99,7 @@ def read_cells(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:
     Raises:
         DataError: the file is no CSV file, empty, unreadable or malformed.
     """
-    if format_suffix(path) not in TABLE_SUFFIXES:
+    if encodings.format_suffix(path) not in TABLE_SUFFIXES:
         raise DataError(name, "is no CSV file", "save the table as CSV, in UTF-8")
     with translate_read_errors(path, name), open_table(path, name) as (_, records, delimiter):
         header = _csv_header(records, path, name, delimiter)
@@ -122,13 +114,13 @@ def translate_read_errors(path: Path, name: str) -> Iterator[None]:
             raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         yield
     except UnicodeDecodeError as error:
-        raise not_utf8_error(path, name, error) from error
+        raise encodings.not_utf8_error(path, name, error) from error
     except OSError as error:
         fix = "check that the file exists and that you may read it"
         raise DataError(name, f"cannot be read: {error}", fix) from error
 
 
-def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition], int]:
+def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[encodings.TextFilePosition], int]:
     """Read a CSV file, and return its columns, the places of about every `PLACE_ROWS`th row from the first on, and the number of rows.
 
     CSV has no types: a column is numeric only if all of its cells are numbers.
@@ -136,13 +128,13 @@ def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition]
     with open_table(path, name) as (lines, records, delimiter):
         header = _csv_header(records, path, name, delimiter)
         integers, numbers = set(range(len(header))), set(range(len(header)))
-        places, rows = [START], 0
+        places, rows = [encodings.START], 0
         for _, cells in records:
             integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
             numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
             rows += 1
             if rows - places[-1].row >= PLACE_ROWS and lines.is_between:
-                places.append(TextFilePosition(rows, lines.offset, lines.line))
+                places.append(encodings.TextFilePosition(rows, lines.offset, lines.line))
     kinds = (int if column in integers else float if column in numbers else str for column in range(len(header)))
     return dict(zip(header, kinds, strict=True)), places, rows
 
@@ -151,33 +143,33 @@ def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition]
 def open_table(path: Path, name: str) -> Iterator[tuple[_Lines, Iterator[tuple[str, list[str]]], str]]:
     """Open a CSV file, and give its lines, its records, the header first, and what separates its columns."""
     delimiter = find_delimiter(path, name)
-    with open_as_utf8(path, name) as file:
-        lines = _Lines(file, START)
+    with encodings.open_as_utf8(path, name) as file:
+        lines = _Lines(file, encodings.START)
         yield lines, _csv_cells(lines, name, delimiter), delimiter
 
 
 def find_delimiter(path: Path, name: str) -> str:
     """Return what separates the columns of a CSV file: in its first line a comma, if there is one or nothing else."""
-    if format_suffix(path) == ".tsv":
+    if encodings.format_suffix(path) == ".tsv":
         return "\t"
-    with open_as_utf8(path, name) as file:
+    with encodings.open_as_utf8(path, name) as file:
         header = file.readline().partition(b"\r")[0]
     return next((one for one in DELIMITERS if one.encode() in header), ",")
 
 
 def has_places(path: Path, name: str) -> bool:
     """Whether a file can be read from any row on."""
-    suffix = format_suffix(path)
+    suffix = encodings.format_suffix(path)
     if suffix not in (*TABLE_SUFFIXES, *JSON_SUFFIXES):
         return suffix == ".parquet"
-    return is_plain_text(path) and (suffix in TABLE_SUFFIXES or has_row_per_line(path, name))
+    return encodings.is_plain_text(path) and (suffix in TABLE_SUFFIXES or has_row_per_line(path, name))
 
 
 def _csv_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str, delimiter: str) -> list[str]:
     where, header = next(records, (name, []))
     if header and not header[0].strip() and all(cell.strip() for cell in header[1:]):
         what = "its first column has no name: pandas writes its index like that"
-        raise DataError(where, what, table_fix(path, "index_col=0", delimiter))
+        raise DataError(where, what, encodings.table_fix(path, "index_col=0", delimiter))
     for column, count in Counter(header).items():
         if not column.strip() or count > 1:
             what = f"the header has column `{column}` twice" if column.strip() else "a column of the header has no name"
@@ -186,7 +178,7 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str,
 
 
 def _csv_rows(
-    file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition, delimiter: str
+    file: IO[bytes], name: str, columns: CsvColumns, begin: encodings.TextFilePosition, delimiter: str
 ) -> AddressedRows:
     records = _csv_cells(_Lines(file, begin), name, delimiter, len(columns))
     for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
@@ -201,7 +193,7 @@ def _csv_rows(
 class _Lines:
     """The lines of a file of text that is open at a place. They end as in a file opened with `newline=""`."""
 
-    def __init__(self, file: IO[bytes], begin: TextFilePosition) -> None:
+    def __init__(self, file: IO[bytes], begin: encodings.TextFilePosition) -> None:
         self._file, self.offset, self.line = file, begin.offset, begin.line
         self._rest: list[str] = []
 

@@ -81,7 +81,6 @@ class SourceColumn:
 
     @property
     def found(self) -> str:
-        """The types that were found, for people."""
         return " and ".join(f"{kind} ({where})" for kind, where in self.seen.items())
 
     @property

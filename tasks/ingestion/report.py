@@ -39,7 +39,6 @@ class IngestReport(Report):
 
     @property
     def summary(self) -> str:
-        """The rows of each split, of several sources by source."""
         told, left_out = list[str](), sum(self.left_out.values())
         for split, count in self.rows.items():
             own = ", ".join(f"{rows[split]:,} {name}" for name, rows in self.sources.items() if rows.get(split))

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -19,9 +19,7 @@ from tasks.ingestion.batches import SourceBatch, rename_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.split_assigner import canonical_json
 from tasks.shards.split_rows import NUMBER
-
-if TYPE_CHECKING:
-    from trainer.column_template import PromptTemplate
+from trainer.column_template import PromptTemplate
 
 SOURCE: Final = "source"
 """The column that says which of several sources a row is from."""

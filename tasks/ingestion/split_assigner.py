@@ -25,7 +25,6 @@ class SplitAssigner:
     seed: int
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
         groups = (group_values_of_row(row, self.group_by) for row in rows)

@@ -66,7 +66,6 @@ class CheckpointsBranch:
 
     @property
     def where(self) -> str:
-        """The repository and the branch in messages."""
         return f"{self.repository.where}, branch {BRANCH}"
 
     def put(self, folders: Mapping[str, list[CommitOperationAdd]], title: str, *, squash: bool) -> str:

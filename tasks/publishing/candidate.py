@@ -46,12 +46,10 @@ class Candidate:
 
     @cached_property
     def blessing(self) -> Blessing:
-        """The gate's verdict."""
         return read_report(self.artifacts, Blessing)
 
     @cached_property
     def evaluated(self) -> EvaluationReport:
-        """Its metrics."""
         return read_report(self.artifacts, EvaluationReport)
 
     @cached_property

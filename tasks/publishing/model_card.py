@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from params import load
 from params.sections.data import RowsFromHubDataset
-from tasks.evaluation.report import (
-    EvaluationDetails,
-    EvaluationReport,
-    SliceResult,
-    format_confidence_level,
-)
+from tasks.evaluation.report import EvaluationDetails, EvaluationReport, SliceResult, format_confidence_level
 from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate

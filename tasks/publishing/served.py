@@ -34,7 +34,7 @@ from trainer.data import tokens
 from trainer.data.tokens import Sequences
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import EncodedRow, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.runtime.library_errors import is_hub_away
@@ -104,8 +104,6 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
 
 def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[ModelLoadedByCard]:
     """Yield what each piece of code in the card's section `Use` loads from `folder`; only one model is in memory at a time."""
-    from transformers import Pipeline
-
     tokenizer: PreTrainedTokenizerBase | None = None
     for code in _CODE.findall(card.partition("\n## Metrics\n")[0]):
         local = code.replace(json.dumps(repo_id), repr(str(folder.resolve())))
@@ -124,7 +122,7 @@ def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[Model
             what = f"the code on its model card fails: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             fix = f"correct the model's or the tokenizer's files; this code of {folder / 'README.md'} must run"
             raise ModelError(str(folder), what, fix) from error
-        pipeline = next((value for value in names.values() if isinstance(value, Pipeline)), None)
+        pipeline = next((value for value in names.values() if isinstance(value, transformers.Pipeline)), None)
         whole = pipeline or names["model"]  # a SentenceTransformer, too, holds its network and its tokenizer
         tokenizer = getattr(whole, "tokenizer", None) or names.get("tokenizer", tokenizer)
         assert tokenizer is not None, "the first piece of code loads a tokenizer"
@@ -169,8 +167,6 @@ class AnswerChecker:
 
     def check(self, reader: ModelLoadedByCard, rows: Sequence[EvaluatedRow]) -> None:
         """Compare what a reader gets of each row with its scores; ModelError if it is something else."""
-        import torch
-
         own, is_unmerged = self.objective.served_scores, hasattr(reader.network, "peft_config")
         allowed = _ROUNDED if self.is_rounded and is_unmerged else TOLERANCE
         for what, measure in self._comparisons(reader):
@@ -204,8 +200,6 @@ class AnswerChecker:
 
     def _row_scores(self, reader: ModelLoadedByCard, one: EvaluatedRow) -> Mapping[str, float]:
         """Return the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
-        import torch
-
         from trainer.loop.metrics import EvaluationMetrics
 
         objective, limit = self.objective, min(reader.tokenizer.model_max_length, self.max_length)
@@ -255,8 +249,6 @@ class AnswerChecker:
 
     def _reasons(self, reader: ModelLoadedByCard) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""
-        import torch
-
         own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
         labels, problem_type = self.state.get("labels"), getattr(config, "problem_type", None)
         usual = self.objective.model_config(self.state).get("problem_type") if labels else None

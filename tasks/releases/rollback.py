@@ -14,16 +14,8 @@ from typing import NamedTuple
 from huggingface_hub import CommitOperationCopy, CommitOperationDelete
 
 from params.foundation.errors import HubRefusedError
+from tasks.hub_client import release_log
 from tasks.hub_client.faults import InconsistentStateError
-from tasks.hub_client.release_log import (
-    BY,
-    GATE,
-    REASON,
-    ROLLBACK_ID,
-    ROLLED_BACK_FROM,
-    ROLLED_BACK_TO,
-    to_one_printable_line,
-)
 from tasks.hub_client.repository import MAIN, HubRepository, Tree
 
 
@@ -44,7 +36,7 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
         HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
         TransientError: no clear answer in time. Running it again is safe.
     """
-    by, why, where = to_one_printable_line(by), to_one_printable_line(why), repository.where
+    by, why, where = release_log.to_one_printable_line(by), release_log.to_one_printable_line(why), repository.where
     if not by or not why:
         what = f"a rollback needs {'a reason' if by else 'the name of who asks for it'}"
         raise HubRefusedError(where, what, "say who asks and why: others will want to know later")
@@ -59,7 +51,7 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
             raise HubRefusedError(where, f"the repository has no branch {MAIN}", "create one, or remove the repository")
         target = repository.tree(tags[tag])
         for commit in repository.history():
-            if f"{ROLLBACK_ID}: {rollback_id}" in commit.message.splitlines():
+            if f"{release_log.ROLLBACK_ID}: {rollback_id}" in commit.message.splitlines():
                 if _changes(target, repository.tree(commit.commit_id), tags[tag]):
                     what = f"commit {commit.commit_id} has the id of this rollback and other files than {tag}"
                     raise HubRefusedError(where, what, "find out who wrote it, and roll back again")
@@ -67,8 +59,14 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
         changes = _changes(target, repository.tree(parent), tags[tag])
         if not changes:
             return RollbackResult(parent, changed=False)
-        trailers = {ROLLED_BACK_TO: tag, ROLLED_BACK_FROM: parent, GATE: "overridden", BY: by, REASON: why}
-        trailers[ROLLBACK_ID] = rollback_id
+        trailers = {
+            release_log.ROLLED_BACK_TO: tag,
+            release_log.ROLLED_BACK_FROM: parent,
+            release_log.GATE: "overridden",
+            release_log.BY: by,
+            release_log.REASON: why,
+        }
+        trailers[release_log.ROLLBACK_ID] = rollback_id
         made = repository.commit(changes, parent=parent, title=f"Roll back to {tag}", trailers=trailers)
         if _changes(target, repository.tree(made), tags[tag]):
             raise InconsistentStateError(f"commit {made}, which the client returned, does not hold the files of {tag}")

@@ -201,7 +201,6 @@ def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def _texts(one: MetricComparison) -> tuple[str, str]:
-    """A gain and its interval."""
     return format_signed_gain(one.gain, one.low, one.high), format_interval(one.low, one.high, signed=True)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from tasks.evaluation.report import EvaluationReport
 from tasks.hub_client.connection import name_of_hub
-
-if TYPE_CHECKING:
-    from tasks.evaluation.report import EvaluationReport
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"

@@ -21,8 +21,8 @@ from tasks.report import sections
 from tasks.report.canvas import chart_as_svg
 from tasks.report.charts import draw_curves, draw_gain
 from tasks.report.formatting import truncate_and_escape_invisible
-from tasks.report.label_section import label_section_content
 from tasks.report.run_results import RunResults
+from tasks.report.sections import label_section_content
 from tasks.report.templates import render_template
 from tasks.report.timings import StageTiming, read_timings
 

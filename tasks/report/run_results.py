@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 from params import EvergreenError, ModelError, Recipe, load
 from params.dvc_files import read_dvc_lock_stages
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.evaluation.report import (
-    Blessing,
-    EvaluationDetails,
-    EvaluationReport,
-    MetricComparison,
-    Opponent,
-    SliceResult,
-)
+from tasks.evaluation import report
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import finite_or_none
@@ -56,9 +49,9 @@ class RunResults:
         self.validated = self._read(ValidationReport)
         self.tokenized = self._read(TokenizationReport)
         self.trained = self._read(TrainingReport)
-        self.evaluated = self._read(EvaluationReport)
-        self.details = self._read(EvaluationDetails)
-        self.blessing = self._read(Blessing)
+        self.evaluated = self._read(report.EvaluationReport)
+        self.details = self._read(report.EvaluationDetails)
+        self.blessing = self._read(report.Blessing)
         self.receipt = self._read(Receipt) if local else None
         self.recipe = read_recipe_or_none(artifacts)
 
@@ -102,7 +95,6 @@ class RunResults:
 
     @property
     def metric(self) -> str | None:
-        """The metric that decides."""
         decided = self.blessing or self.evaluated
         return decided.metric if decided else None
 
@@ -113,7 +105,6 @@ class RunResults:
 
     @property
     def confidence(self) -> float:
-        """The confidence of all intervals."""
         return self.details.confidence if self.details else 0.95
 
     def model_metrics(self, model: str) -> Mapping[str, float]:
@@ -124,7 +115,7 @@ class RunResults:
         """Return a model's value of a metric, if it is finite."""
         return finite_or_none(self.model_metrics(model).get(metric or ""))
 
-    def comparison(self, against: Opponent, metric: str | None) -> MetricComparison | None:
+    def comparison(self, against: report.Opponent, metric: str | None) -> report.MetricComparison | None:
         """Return the comparison with another model in one metric, if there is one."""
         compared = self.details.comparisons if self.details else ()
         return next((one for one in compared if (one.against, one.metric) == (against, metric)), None)
@@ -134,13 +125,13 @@ class RunResults:
         found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None
         return (finite_or_none(found.low), finite_or_none(found.high)) if found else (None, None)
 
-    def slices_worst_first(self) -> list[SliceResult]:
+    def slices_worst_first(self) -> list[report.SliceResult]:
         """Return the slices, the worst first; slices with too few rows for an interval come last."""
         if self.details is None:
             return []
         directions = self.details.directions
 
-        def order(one: SliceResult) -> tuple[bool, bool, float]:
+        def order(one: report.SliceResult) -> tuple[bool, bool, float]:
             value = finite_or_none(one.value)
             sign = -1 if directions.get(one.metric) == "min" else 1
             return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)

@@ -10,21 +10,12 @@ from math import isfinite
 from typing import Any
 
 from params.foundation.artifacts import Artifacts
+from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
+from tasks.report import charts
 from tasks.report.canvas import chart_as_png, chart_as_svg
-from tasks.report.charts import (
-    MODELS,
-    NAMES,
-    MetricCurves,
-    Values,
-    draw_calibration,
-    draw_comparison,
-    draw_curves,
-    draw_gains,
-    draw_slices,
-    slice_value_range,
-)
 from tasks.report.formatting import classify_gain, count_with_noun, finite_or_none, format_one_line
+from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.run_results import RunResults, read_curve_csv
 
 Section = dict[str, Any]
@@ -35,7 +26,7 @@ OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model
 """What the candidate is compared with, the one that decides first, and its name."""
 
 
-def read_metric_curves(results: RunResults) -> list[MetricCurves]:
+def read_metric_curves(results: RunResults) -> list[charts.MetricCurves]:
     """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
     trained, folder = results.trained, results.artifacts.history
     best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
@@ -46,7 +37,7 @@ def read_metric_curves(results: RunResults) -> list[MetricCurves]:
     for name in sorted(names, key=lambda name: (name != "loss", name != best_metric, name))[:MAX_PANELS]:
         parts = (((row["step"], row[name]) for row in rows if name in row) for rows in (training, validation))
         train, held_out = map(tuple, parts)
-        panels.append(MetricCurves(name, train if name == "loss" else (), held_out, best_step))
+        panels.append(charts.MetricCurves(name, train if name == "loss" else (), held_out, best_step))
     return panels
 
 
@@ -78,11 +69,11 @@ def filled_calibration_bins(results: RunResults) -> list[dict[str, float]]:
     return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
 
 
-def metric_values_of_models(results: RunResults, most: int) -> dict[str, Values]:
+def metric_values_of_models(results: RunResults, most: int) -> dict[str, charts.Values]:
     """Return the values of all models by metric, the metric that decides first, of so many metrics."""
-    values: dict[str, Values] = {}
+    values: dict[str, charts.Values] = {}
     for metric in results.metric_names:
-        known = {model: value for model in MODELS if (value := results.value(model, metric)) is not None}
+        known = {model: value for model in charts.MODELS if (value := results.value(model, metric)) is not None}
         if known:
             values[metric] = {model: (value, *results.interval(model, metric)) for model, value in known.items()}
     return dict(list(values.items())[:most])
@@ -113,14 +104,14 @@ def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
     results = RunResults(artifacts, local=False)
     drawn = {}
     if panels := read_metric_curves(results):
-        drawn["curves.png"] = chart_as_png(draw_curves, panels[:3])
+        drawn["curves.png"] = chart_as_png(charts.draw_curves, panels[:3])
     if values := metric_values_of_models(results, 6):
-        drawn["comparison.png"] = chart_as_png(draw_comparison, values)
+        drawn["comparison.png"] = chart_as_png(charts.draw_comparison, values)
     if slices := slices_for_chart(results):
         overall = results.value("model", sliced_metric(results))
-        drawn["slices.png"] = chart_as_png(draw_slices, slices[:MAX_SLICES], overall=overall, columns=2)
+        drawn["slices.png"] = chart_as_png(charts.draw_slices, slices[:MAX_SLICES], overall=overall, columns=2)
     if bins := filled_calibration_bins(results):
-        drawn["calibration.png"] = chart_as_png(draw_calibration, bins)
+        drawn["calibration.png"] = chart_as_png(charts.draw_calibration, bins)
     return drawn
 
 
@@ -130,21 +121,21 @@ def comparison_section_content(results: RunResults) -> Section | None:
         return None
     where = f"on {count_with_noun(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
     against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in results.metric_names)]
-    charts = []
+    titled = []
     if values := metric_values_of_models(results, MAX_METRICS):
-        charts.append(("Side by side", chart_as_svg(draw_comparison, values)))
+        titled.append(("Side by side", chart_as_svg(charts.draw_comparison, values)))
     for title, parts in own_slices_for_charts(results).items():
-        drawn = chart_as_svg(draw_slices, parts, overall=results.value("model", parts[0].metric))
-        charts.append((f"{parts[0].metric} by {title}", drawn))
+        drawn = chart_as_svg(charts.draw_slices, parts, overall=results.value("model", parts[0].metric))
+        titled.append((f"{parts[0].metric} by {title}", drawn))
     for model in against:
         if gains := gains_over_opponent(results, model)[:MAX_METRICS]:
             options = {"against": OPPONENTS[model], "bars": gate_gain_thresholds(results, model)}
-            charts.append((f"Gain over the {OPPONENTS[model]}", chart_as_svg(draw_gains, gains, **options)))
+            titled.append((f"Gain over the {OPPONENTS[model]}", chart_as_svg(charts.draw_gains, gains, **options)))
     return {
         "lead": _comparison_lead(results, against, where),
-        "models": {model: NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
+        "models": {model: charts.NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
         "against": {model: OPPONENTS[model] for model in against},
-        "charts": charts,
+        "charts": titled,
     }
 
 
@@ -178,11 +169,11 @@ def slices_section_content(results: RunResults) -> Section | None:
     overall = results.value("model", metric)
     shown = drawn[:MAX_SLICES]
     half = max(5, (len(shown) + 1) // 2)
-    scale = slice_value_range(shown, overall)
+    scale = charts.slice_value_range(shown, overall)
     parts = (shown[i : i + half] for i in range(0, len(shown), half))
-    charts = [("", chart_as_svg(draw_slices, part, overall=overall, scale=scale)) for part in parts]
+    titled = [("", chart_as_svg(charts.draw_slices, part, overall=overall, scale=scale)) for part in parts]
     worst = next((one for one in drawn if one.low is not None), drawn[0])
-    return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": charts}
+    return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": titled}
 
 
 def calibration_section_content(results: RunResults) -> Section | None:
@@ -192,4 +183,46 @@ def calibration_section_content(results: RunResults) -> Section | None:
         return None
     differences = [one["rows"] * (one["confidence"] - one["accuracy"]) for one in bins]
     error = 100 * sum(map(abs, differences)) / sum(one["rows"] for one in bins)
-    return {"error": error, "excess": sum(differences), "chart": chart_as_svg(draw_calibration, bins), "bins": bins}
+    return {
+        "error": error,
+        "excess": sum(differences),
+        "chart": chart_as_svg(charts.draw_calibration, bins),
+        "bins": bins,
+    }
+
+
+_MAX_CURVES = 40
+
+
+def label_section_content(results: RunResults) -> dict[str, Any] | None:
+    """Return the results of the labels, those with the most rows first; None for an objective without labels."""
+    labels = results.details.labels if results.details else None
+    if labels is None or not labels.results:
+        return None
+    judged = [one for one in labels.results if one.low is not None]
+    gains = [one for one in judged if one.gain_low is not None and one.gain_high is not None]
+    return {
+        "all": labels.results,
+        "worst": min(judged or labels.results, key=lambda one: (one.f1, one.label)),
+        "better": sum((one.gain_low or 0) > 0 for one in gains),
+        "worse": sum((one.gain_high or 0) < 0 for one in gains),
+        "judged": len(gains),
+        "has_champion": any(one.champion is not None for one in labels.results),
+        "confusions": labels.confusions,
+        "charts": _charts(labels),
+        "left_out": max(0, len(labels.curves) - _MAX_CURVES),
+    }
+
+
+def _charts(labels: LabelReport) -> list[tuple[str, str]]:
+    titled = []
+    if labels.matrix:
+        drawn = chart_as_svg(draw_confusion_matrix, labels.names, labels.matrix)
+        titled = [("Rows by their label and the predicted one", drawn)]
+    order = {one.label: place for place, one in enumerate(labels.results)}
+    curves = [one for one in labels.curves if all(map(isfinite, (*one.recall, *one.precision)))]
+    curves = sorted(curves, key=lambda one: order.get(one.label, len(order)))[:_MAX_CURVES]
+    half = max(6, (len(curves) + 3) // 4 * 2)
+    parts = (curves[i : i + half] for i in range(0, len(curves), half))
+    title = "Precision in % by recall, with average precision"
+    return titled + [(title, chart_as_svg(draw_label_curves, part)) for part in parts]

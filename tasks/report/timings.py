@@ -25,7 +25,6 @@ class StageTiming(Report):
 
     @property
     def failed(self) -> bool:
-        """Whether the stage failed."""
         return self.outcome == "failed"
 
 

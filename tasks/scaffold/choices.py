@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+from params import RecipeError
+from params.schema import Lora
 from params.sections.evaluation import Gate
 from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample
+from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.shards.times import NO_TIME, time_of_value
-from trainer.objectives.advice.base import AdvisedValue, UpTo
+from trainer.objectives.advice.base import AdvisedValue, ModelKind, UpTo
+from trainer.objectives.bases.lazy_imports import torch
 
 UNASKED_QUARANTINE: Final = 0.05
 """The largest share of rows that is set aside without asking."""
@@ -65,23 +69,18 @@ def reason_to_use_lora(parameters: int, memory_bytes: float) -> str | None:
 
 def has_gpu() -> bool:
     """Whether this machine trains on a GPU."""
-    import torch
-
     return bool(torch.cuda.is_available())
 
 
 def device_memory_bytes() -> float:
     """Return the memory that a training here has."""
     import psutil
-    import torch
 
     return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)
 
 
 def choose_precision() -> AdvisedValue:
     """Return the number format of the passes."""
-    import torch
-
     if has_gpu() and torch.cuda.is_bf16_supported():
         return AdvisedValue("bf16", "on a GPU about twice as fast as fp32")
     without = "there is no GPU here: on one that has it, bf16 is about twice as fast"
@@ -257,3 +256,31 @@ def round_to_readable_number(number: float) -> int:
 def _percent(share: float) -> str:
     """Return a share for people, never rounded to all or nothing."""
     return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{min(max(100 * share, 0.1), 99.9):.1f} %"
+
+
+_WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
+_NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
+    "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
+    | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "encoder": {"model_type": "bert", **_WIDTHS, "num_hidden_layers": 3, "num_attention_heads": 6},
+    "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
+}
+Keys = Mapping[str, Any]
+"""Keys of a recipe with a `AdvisedValue`, a plain value or further keys each; a key that begins with `#` is a comment."""
+
+
+def choose_model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
+    """Return the section `model` of a recipe; of a model from random weights, `facts` are None."""
+    if facts is None:
+        if proposal.advice.needs_pretrained:
+            fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
+            raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
+        why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
+        return {why: "", "config": _NEW_MODELS[proposal.advice.models[0]]}
+    keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
+    if facts.revision:
+        keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
+    if reason := reason_to_use_lora(facts.parameters, device_memory_bytes()):
+        keys[f"# Adapters instead of all weights: {reason}."] = ""
+        keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
+    return keys

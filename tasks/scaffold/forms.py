@@ -145,7 +145,6 @@ def _rated_messages(column: SampledColumn, columns: Columns) -> str:
 
 
 def _keys(column: SampledColumn) -> str:
-    """Return the keys of records."""
     keys = dict.fromkeys(key for value in column.filled for key in value) if column.kind == "record" else ()
     return ", ".join(map(repr, [*keys][:5]))
 

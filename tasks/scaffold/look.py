@@ -66,7 +66,6 @@ class SampledColumn:
 
     @cached_property
     def items(self) -> list[Any]:
-        """What is in all lists."""
         return [item for value in self.filled if isinstance(value, list) for item in value]
 
     @cached_property
@@ -279,13 +278,11 @@ class RowSample:
 
     @cached_property
     def columns(self) -> dict[str, SampledColumn]:
-        """The columns of the training rows."""
         written = {name for row in self.written.get("train", ()) for name in row}
         return columns_of_rows(self.rows["train"], written)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the sample has all training rows."""
         return self.totals["train"] == len(self.rows["train"])
 
     def estimated(self, split: str) -> int:

@@ -13,9 +13,9 @@ from params import DataError, RecipeError
 from params.schema import Model, ObjectiveChoice
 from params.sections.rows import Tokenization
 from tasks.scaffold import choices
+from tasks.scaffold.choices import Keys
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
-from tasks.scaffold.model_keys import Keys, choose_model_keys, find_positions_of_new_model
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import NewRecipeRequest
@@ -25,9 +25,9 @@ from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
-from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
-from trainer.objectives.bases.position_limits import NO_LIMIT
+from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000
@@ -74,8 +74,8 @@ def plan_recipe(
 
     An evaluation during training encodes `documents` of a corpus. The errors are those of `create_recipe`.
     """
-    advice, model = proposal.advice, choose_model_keys(proposal, facts)
-    positions = facts.positions if facts else find_positions_of_new_model(model["config"])
+    advice, model = proposal.advice, choices.choose_model_keys(proposal, facts)
+    positions = facts.positions if facts else _positions_of_new_model(model["config"])
     options = {**_options(proposal, sample, facts), **more}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
@@ -164,6 +164,10 @@ def plan_recipe(
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
     more_remarks = [*choices.find_few_test_rows(sample, shares), *choices.propose_time_split(sample, shares)]
     return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
+
+
+def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:
+    return find_position_limits(transformers.AutoConfig.for_model(**config)).most
 
 
 def _tokenizer(
@@ -277,8 +281,6 @@ def _can_train(
     model: Keys, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
 ) -> bool:
     """Whether the objective can train the model, with its options: not all models keep packed examples apart."""
-    import transformers
-
     from trainer.model.network import build_model_to_train
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news

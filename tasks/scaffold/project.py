@@ -24,9 +24,9 @@ from params.loading import recipe_name_problem
 from trainer.objectives.advice.base import AdvisedValue
 
 if TYPE_CHECKING:
+    from tasks.scaffold.choices import Keys
     from tasks.scaffold.look import RowSample
     from tasks.scaffold.model_facts import ModelFacts
-    from tasks.scaffold.model_keys import Keys
     from tasks.scaffold.plan import RecipePlan
     from tasks.scaffold.proposal import ObjectiveProposal
 

@@ -59,7 +59,6 @@ class ObjectiveProposal:
 
     @property
     def advice(self) -> NewRecipeAdvice:
-        """What the objective advises."""
         return proposable_objectives()[self.objective]
 
     @property

@@ -47,7 +47,6 @@ class NewRecipeRequest:
 
     @property
     def published_repo_id(self) -> str:
-        """The repository that the recipe publishes to."""
         return self.repo_id or f"evergreen/{self.name}"
 
     def choose(self, flag: str, what: str, options: Mapping[str, str], fix: str = "") -> str:

@@ -34,16 +34,7 @@ from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.schema import Launch
 from tasks.progress import iterate_with_progress
-from tasks.shards.executor import (
-    call_pickled_function,
-    code_hash_and_versions,
-    connect_to_cluster,
-    count_usable_cpus,
-    release_memory_if_due,
-    shard_library_versions,
-    start_fork_server,
-    start_process_pool,
-)
+from tasks.shards import executor
 
 logger = logging.getLogger(__name__)
 _RESULT: Final = "result"
@@ -88,7 +79,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         self._launch = launch
         self._folder = artifacts.shards / stage
         self._imports = imports
-        self._processes = launch.data_workers or count_usable_cpus()
+        self._processes = launch.data_workers or executor.count_usable_cpus()
         self._open = contextlib.ExitStack()
         self._submit: Callable[..., Any] | None = None
         """Starts a call, and returns its future."""
@@ -104,7 +95,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     def expect(self, shards: int) -> None:
         """Begin with the imports for work on so many shards, while this process does something else."""
         if not self._launch.data_cluster and self._are_worth(shards):
-            start_fork_server(self._imports)
+            executor.start_fork_server(self._imports)
 
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
@@ -121,7 +112,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
         for result in iterate_with_progress(found, what=f"{self._stage}: {what}", total=len(items)):
             yield result
-            release_memory_if_due()
+            executor.release_memory_if_due()
 
     def run(
         self, function: Callable[[ItemT], ResultT], works: Sequence[ShardTask[ItemT]], *, what: str
@@ -153,7 +144,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
-        path.write_bytes(pickle.dumps(code_hash_and_versions()) + pickle.dumps(function))
+        path.write_bytes(pickle.dumps(executor.code_hash_and_versions()) + pickle.dumps(function))
         try:
             done, attempts = 0, 1
             while done < len(items):
@@ -180,7 +171,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         submit = self._submit = self._submit or self._start()
         waiting: list[Any] = []
         for item in items:
-            waiting.append(submit(call_pickled_function, function, item))
+            waiting.append(submit(executor.call_pickled_function, function, item))
             if len(waiting) >= _AHEAD * self._processes:
                 yield waiting.pop(0).result()
         while waiting:
@@ -188,9 +179,9 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
 
     def _start(self) -> Callable[..., Any]:
         if not self._launch.data_cluster:
-            start_fork_server(self._imports)
-            return self._open.enter_context(start_process_pool(self._processes)).submit
-        client = self._open.enter_context(connect_to_cluster(self._launch.data_cluster))
+            executor.start_fork_server(self._imports)
+            return self._open.enter_context(executor.start_process_pool(self._processes)).submit
+        client = self._open.enter_context(executor.connect_to_cluster(self._launch.data_cluster))
         self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
         return partial(client.submit, pure=False)
 
@@ -286,7 +277,7 @@ def _fast_hash(path: Path, seed: int) -> bytes:
 @lru_cache(maxsize=4)
 def _code_digest(code: tuple[tuple[str, str], ...]) -> str:
     """Return a hash of the code and the versions that work depends on."""
-    return _digest([dict(code), shard_library_versions()])
+    return _digest([dict(code), executor.shard_library_versions()])
 
 
 @lru_cache(maxsize=4)

@@ -137,7 +137,6 @@ class SplitRows:
                     yield from conform_to_schema(table, schema, str(self.manifest.path(shard))).to_batches()
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows one by one as mappings."""
         for batch in self.batches(columns, 1000):
             yield from values_of_rows(batch)
 

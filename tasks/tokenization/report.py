@@ -40,7 +40,6 @@ class TokenizationReport(Report):
 
     @property
     def summary(self) -> str:
-        """The tokens of each split."""
         return (
             ", ".join(f"{split} {one.tokens:,} in {one.sequences:,}" for split, one in self.splits.items())
             + " sequences"

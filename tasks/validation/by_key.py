@@ -22,21 +22,7 @@ from pyarrow import types
 
 from params.sections.rows import Expectation
 from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
-from tasks.validation.checks import (
-    GROUP_IS_IN_ONE_SPLIT,
-    ROW_IS_IN_ONE_SPLIT,
-    columns_read_by_expectation,
-    read_columns_as_frame,
-    row_condition_columns,
-    without_row_condition,
-)
-from tasks.validation.expectations import (
-    ExpectationResult,
-    columns_named_by_expectations,
-    expectation_key_text,
-    is_expectation_met,
-    positions_of_compared_rows,
-)
+from tasks.validation import checks, expectations
 from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, RawShardWork, drop_rows, table_to_frame
 
 BUCKET_ROWS: Final = 1 << 19
@@ -48,7 +34,7 @@ _SEPARATOR: Final = b"\xff"
 
 def find_duplicate_rows(
     expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions
-) -> ExpectationResult:
+) -> expectations.ExpectationResult:
     """Return the rows that repeat another, among those that the expectation does not ignore and that are not in `skip`.
 
     Rows at the positions in `set_aside` come last among those with their key. The data pass as Great Expectations has it, for which all
@@ -59,27 +45,30 @@ def find_duplicate_rows(
 
 def find_groups_across_splits(
     rows: RawRows, skip: Positions, columns: Sequence[str]
-) -> tuple[Expectation, ExpectationResult]:
+) -> tuple[Expectation, expectations.ExpectationResult]:
     """Return the check of `data.group_by`, or of equal `columns` if there are some, and the rows whose group is in an earlier split, too."""
     listed: Any = {"column_list": [*(columns or rows.splits["train"].group_by)]}
-    expectation = Expectation(type=ROW_IS_IN_ONE_SPLIT if columns else GROUP_IS_IN_ONE_SPLIT, **listed)
+    expectation = Expectation(type=checks.ROW_IS_IN_ONE_SPLIT if columns else checks.GROUP_IS_IN_ONE_SPLIT, **listed)
     ends = np.array([rows.span(split).stop for split in ORDER])
     return expectation, _find(expectation, rows, skip, NOTHING, ends)
 
 
 def _find(
     expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions, ends: Positions | None
-) -> ExpectationResult:
+) -> expectations.ExpectationResult:
     """Hash the key of each row, and compare them; with the `ends` of the splits, only rows of an earlier split are repeated."""
-    if row_condition_columns(expectation) is None:
-        everything = read_columns_as_frame(rows, columns_read_by_expectation(expectation, rows.schema))
-        compared = positions_of_compared_rows(expectation, drop_rows(everything, skip))
+    if checks.row_condition_columns(expectation) is None:
+        everything = checks.read_columns_as_frame(rows, checks.columns_read_by_expectation(expectation, rows.schema))
+        compared = expectations.positions_of_compared_rows(expectation, drop_rows(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
-        expectation = without_row_condition(expectation)
+        expectation = checks.without_row_condition(expectation)
     with rows.folder() as folder:
         files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
         hashed = partial(write_shard_key_hashes, expectation)
-        columns, text = columns_read_by_expectation(expectation, rows.schema), expectation_key_text(expectation)
+        columns, text = (
+            checks.columns_read_by_expectation(expectation, rows.schema),
+            expectations.expectation_key_text(expectation),
+        )
         counts = rows.run(
             hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
         )
@@ -88,10 +77,14 @@ def _find(
         found = list(rows.workers.map(work, bucket_ranges(considered), what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
     success = (
-        is_expectation_met(expectation, sum(own for own, _ in found), considered) if ends is None else repeats.empty
+        expectations.is_expectation_met(expectation, sum(own for own, _ in found), considered)
+        if ends is None
+        else repeats.empty
     )
     stays = with_row_ids(rows, np.asarray(repeats, np.int64))
-    return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)
+    return expectations.ExpectationResult(
+        success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays
+    )
 
 
 def bucket_ranges(hashes: int) -> list[tuple[int, int]]:
@@ -113,9 +106,9 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
 
     They are an array (3, N) of uint64: first and second half of the hash; place in the shard.
     """
-    columns, part = columns_named_by_expectations([expectation]), work.part
+    columns, part = expectations.columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
-    if expectation.type in (GROUP_IS_IN_ONE_SPLIT, ROW_IS_IN_ONE_SPLIT):
+    if expectation.type in (checks.GROUP_IS_IN_ONE_SPLIT, checks.ROW_IS_IN_ONE_SPLIT):
         group_by = {name: holds_several_types(part.rows.schema.field(name)) for name in columns}
         groups = [group_values_of_row(row, group_by) for row in values_of_rows(table.select(columns))]
         compared = np.setdiff1d(np.flatnonzero([group is not None for group in groups]), work.skip)
@@ -124,7 +117,7 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
             table = table.set_column(table.column_names.index(name), name, texts)
     else:
         frame = drop_rows(table_to_frame(table, work.columns, part.split), work.skip)
-        compared = positions_of_compared_rows(expectation, frame)
+        compared = expectations.positions_of_compared_rows(expectation, frame)
     digests = b"".join(
         blake2b(key, digest_size=16).digest() for key in row_key_bytes(table.select(columns).take(compared))
     )

@@ -72,7 +72,6 @@ class CheckResult:
         return self.sentence or (str(self.found.observed) if self.failing is NOTHING else "")
 
     def report(self, rows: RawRows) -> CheckReport:
-        """Return the check's entry in the report."""
         return CheckReport(
             type=self.expectation.type,
             arguments=self.expectation.arguments,

@@ -147,7 +147,6 @@ class RawRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of all splits."""
         return self.splits["train"].schema
 
     @contextlib.contextmanager
@@ -186,7 +185,6 @@ class RawRows:
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
-        """Return the positions of a split."""
         start = sum(len(self.splits[s]) for s in ORDER[: ORDER.index(split)])
         return range(start, start + len(self.splits[split]))
 
@@ -198,11 +196,9 @@ class RawRows:
         }
 
     def parts_of(self, split: str) -> list[ShardWithPositions]:
-        """Return the shards of a split."""
         return [part for part in self.parts if part.split == split]
 
     def split_of(self, position: int) -> str:
-        """Return the split of a row."""
         return next(split for split in ORDER if position in self.span(split))
 
     def table(self, columns: Sequence[str]) -> pa.Table:
@@ -211,7 +207,6 @@ class RawRows:
         return pa.concat_tables([empty, *(part.table(columns) for part in self.parts)])
 
     def row_ids(self, positions: Positions) -> Positions:
-        """Return the row_id of each position."""
         found = [NOTHING]
         for part in self.parts:
             chosen = positions_in_range(positions, part.start, part.stop)

@@ -48,7 +48,6 @@ class SeparationPlan:
 
     @classmethod
     def of(cls, rows: RawRows, results: Sequence[CheckResult], max_quarantined: float) -> Self:
-        """Return what follows from the results of all checks."""
         aside = quarantined_positions(results)
         bad = quarantined_positions([result for result in results if result.expectation.type != ROW_IS_KNOWN])
         by_time = rows.splits["train"].times.get("split") == "time"

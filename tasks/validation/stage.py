@@ -41,14 +41,7 @@ from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
-from tasks.validation.check_results import (
-    Check,
-    CheckResult,
-    check_groups_across_splits,
-    checks_of_objective,
-    quarantined_positions,
-    run_checks,
-)
+from tasks.validation import check_results
 from tasks.validation.corrections import corrected_rows
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
@@ -151,23 +144,25 @@ def validate(
     return plan.report
 
 
-def _check_all(method: Objective[Any], validation: Validation, rows: RawRows, given: Counter[str]) -> list[CheckResult]:
+def _check_all(
+    method: Objective[Any], validation: Validation, rows: RawRows, given: Counter[str]
+) -> list[check_results.CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
-    results = [*check_times(rows), *check_numbers(rows)]
-    set_aside = quarantined_positions(results)
-    checks: list[Check] = [("recipe", expectation) for expectation in validation.expectations]
-    results += run_checks([*checks_of_objective(method, rows.schema), *checks], rows, set_aside, method)
+    results, quarantined = [*check_times(rows), *check_numbers(rows)], check_results.quarantined_positions
+    checks: list[check_results.Check] = [("recipe", expectation) for expectation in validation.expectations]
+    checks = [*check_results.checks_of_objective(method, rows.schema), *checks]
+    results += check_results.run_checks(checks, rows, quarantined(results), method)
     if rows.splits["train"].group_by:
-        results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+        results.append(check_results.check_groups_across_splits(rows, quarantined(results)))
     is_by_time = rows.splits["train"].times.get("split") == "time"
     if is_by_time or any(part.rows.shard.source for part in rows.parts):  # a hash alone puts equal rows into one split
-        results.append(check_groups_across_splits(rows, quarantined_positions(results), [*method.columns()]))
+        results.append(check_results.check_groups_across_splits(rows, quarantined(results), [*method.columns()]))
     if validation.near_duplicates:
-        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
-    return results + check_labels(method, rows, quarantined_positions(results), given)
+        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined(results)))
+    return results + check_labels(method, rows, quarantined(results), given)
 
 
 def _failures(plan: SeparationPlan) -> list[str]:

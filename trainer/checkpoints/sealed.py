@@ -82,7 +82,6 @@ class ResumePosition:
         return self.losses[process] if processes == len(self.losses) else sum(self.losses) / len(self.losses)
 
     def save(self, checkpoint: Path) -> None:
-        """Write it to a checkpoint's folder."""
         (checkpoint / POSITION).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod

@@ -14,15 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from params import CheckpointError, RecipeError
-from trainer.data.order import (
-    NO_TRAITS,
-    EpochOrder,
-    GlobalBatchShard,
-    ReplayOrder,
-    RowTraits,
-    SampleKey,
-    SamplerOrder,
-)
+from trainer.data.order import NO_TRAITS, EpochOrder, GlobalBatchShard, ReplayOrder, RowTraits, SampleKey, SamplerOrder
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
 from trainer.objectives.bases.lazy_imports import transformers

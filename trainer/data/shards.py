@@ -75,11 +75,9 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Number of rows, or of sequences."""
         return sum(shard.rows for shard in self.shards)
 
     def path(self, shard: Shard) -> Path:
-        """Return the path of a shard's file."""
         return self.folder / shard.name
 
 

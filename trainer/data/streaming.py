@@ -84,7 +84,6 @@ class StreamByPosition(Dataset[Any]):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
         inner = self._stream.state_dict() if _resumes_exactly(self._stream) else None
         return {"taken": self._taken, "pass": self._pass, "of_pass": self._of_pass, "stream": inner}
 

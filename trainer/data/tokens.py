@@ -82,7 +82,6 @@ class Sequences:
 
     @property
     def per_epoch(self) -> int:
-        """How many sequences an epoch has."""
         return rows_per_epoch(weights) if (weights := self.weights()) else len(self)
 
     def row_ids(self) -> NDArray[np.int64]:

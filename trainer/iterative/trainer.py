@@ -32,13 +32,8 @@ from transformers.optimization import GreedyLR
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
+from trainer.iterative import configuration
 from trainer.iterative.collator import RowCollator
-from trainer.iterative.configuration import (
-    checked_or_default_arguments,
-    load_model_unless_loaded,
-    load_tokenizer,
-    model_name_or_path,
-)
 from trainer.loop.collectives import Collectives
 
 logger = logging.get_logger(__name__)
@@ -92,11 +87,11 @@ class IterativeSFTTrainer(Trainer):
             if processing_class is not None:
                 raise ValueError("IterativeSFTTrainer: args and processing_class are both tokenizers; give one of them")
             args, processing_class = None, args
-        name = model_name_or_path(model)
-        args = checked_or_default_arguments(args, model_name=name, schedule=optimizers[1])
-        model = load_model_unless_loaded(model, getattr(args, "model_init_kwargs", None))
+        name = configuration.model_name_or_path(model)
+        args = configuration.checked_or_default_arguments(args, model_name=name, schedule=optimizers[1])
+        model = configuration.load_model_unless_loaded(model, getattr(args, "model_init_kwargs", None))
         if processing_class is None:
-            processing_class = load_tokenizer(name)
+            processing_class = configuration.load_tokenizer(name)
         self.row_collator = RowCollator(
             encoder_decoder=bool(model.config.is_encoder_decoder),
             max_length=getattr(args, "max_length", None),

@@ -11,13 +11,7 @@ from params import ModelError
 from params.importing import import_with_arguments
 from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.lazy_imports import (
-    NDArray,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    torch,
-    transformers,
-)
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.likelihood import Likelihood
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 
@@ -77,7 +71,7 @@ class EvaluationMetrics:
         to_cpu_every: int | None = None,
         documents: Sequences | None = None,
     ) -> None:
-        self._objective = objective
+        self.objective = objective
         self.state = state
         self._tokenizer = tokenizer
         self._directions = metrics.directions if metrics else {}
@@ -93,7 +87,7 @@ class EvaluationMetrics:
         self._reset()
 
     def _reset(self) -> None:
-        self._accumulator = MetricAccumulator(self._objective, self.state)
+        self._accumulator = MetricAccumulator(self.objective, self.state)
         self._documents: NDArray[np.float64] | None = None
         if self._function is not None:
             from transformers.trainer_pt_utils import EvalLoopContainer
@@ -102,7 +96,7 @@ class EvaluationMetrics:
 
     def measure_documents(self, measure: Callable[[Any], NDArray[np.float64]]) -> None:
         """Let `measure` say what `score_batch` does of the documents that are searched, (V, L), once for each evaluation."""
-        space = self._objective.vector_space
+        space = self.objective.vector_space
         if self.documents is None or space is None or not space.validation_documents or self._documents is not None:
             return
         most = min(space.validation_documents, len(self.documents))
@@ -111,12 +105,12 @@ class EvaluationMetrics:
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
-        if self._function is None or not isinstance(self._objective, Likelihood):
-            scores = self._objective.score_batch(model, batch, self._tokenizer)
+        if self._function is None or not isinstance(self.objective, Likelihood):
+            scores = self.objective.score_batch(model, batch, self._tokenizer)
             if self._function is None:
                 return (scores,)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
-        scores, logits, generated = self._objective.score_outputs(model, batch, self._tokenizer)
+        scores, logits, generated = self.objective.score_outputs(model, batch, self._tokenizer)
         if self._preprocess is not None:
             predictions = self._preprocess(logits, batch["labels"])
         else:
@@ -140,10 +134,10 @@ class EvaluationMetrics:
         for examples in self._parts(sequences, batch_size, batch_tokens):
             batch = {
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
-                for name, value in self._objective.collate(examples, self._tokenizer).items()
+                for name, value in self.objective.collate(examples, self._tokenizer).items()
             }
             with torch.inference_mode():
-                measurement = self.measure(model, self._objective.prepare_inputs(model, batch))
+                measurement = self.measure(model, self.objective.prepare_inputs(model, batch))
             yield examples, tuple(tensor.cpu() for tensor in measurement)
 
     def _parts(
@@ -151,7 +145,7 @@ class EvaluationMetrics:
     ) -> Iterator[list[Example]]:
         for start in range(0, len(sequences), batch_size):
             examples = [sequences[i] for i in range(start, min(start + batch_size, len(sequences)))]
-            longest = max(map(self._objective.length, examples)) if batch_tokens else 1
+            longest = max(map(self.objective.length, examples)) if batch_tokens else 1
             size = max(1, min(batch_size, (batch_tokens or batch_size) // max(1, longest)))
             yield from (examples[first : first + size] for first in range(0, len(examples), size))
 
@@ -178,7 +172,7 @@ class EvaluationMetrics:
 
     def _own(self, function: Callable[..., Any]) -> dict[str, float]:
         scores, predictions, labels, inputs = self._measurements.get_arrays()
-        names = list(self._objective.score_names(self.state))
+        names = list(self.objective.score_names(self.state))
         losses = scores[:, names.index("nll")] if "nll" in names else None
         where = "evaluation.metrics.function"
         try:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from params import ModelError
 from trainer.objectives.bases.answer_form import KEY
 from trainer.objectives.bases.labels import are_unnamed, list_labels, match_labels
-from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch
+from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch, transformers
 from trainer.objectives.bases.texts import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ def put_trained_layers(network: PreTrainedModel, folder: Path, layers: Mapping[s
 
 def _read_labels(folder: Path, base: str) -> list[str]:
     """Return the labels of the rows of the head of a model, whose files are in a folder and whose name is `base`; ModelError if they lack some."""
-    from transformers import AutoConfig
-
-    names = AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
+    names = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
     if sorted(names) != [*range(len(names))]:
         what = f"its id2label numbers {len(names)} labels {', '.join(map(str, sorted(names)[:5]))}"
         raise ModelError(base, what, "number them in config.json from 0 on, as the rows of its head")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trainer.model import adapters
+from trainer.objectives.bases.lazy_imports import transformers
 from trainer.objectives.bases.position_limits import NO_LIMIT, PositionLimits, find_position_limits
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -18,14 +19,14 @@ _TOKENIZER: Final = "tokenizer_config.json"
 
 def find_position_limits_in(folder: Path) -> PositionLimits:
     """Return the same of the model in a folder, or of an adapter's base model; OSError or ValueError if it cannot be read."""
-    from transformers import AutoConfig
-
     path, revision = str(folder), None
     if adapters.is_adapter_folder(folder) and not (folder / "config.json").exists():
         base = adapters.BaseModelReference.of(folder)
         path, revision = base.name, base.revision
     revision = check_safe_to_load(path, revision, weights=False)
-    return find_position_limits(AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False))
+    return find_position_limits(
+        transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
+    )
 
 
 def find_reading_limit(folder: Path, *, at_least: int = 0, is_new: bool = False) -> int:

@@ -20,7 +20,7 @@ from params import ModelError, Problem
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
-from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.objectives.bases.texts import Tokenizer
@@ -71,11 +71,11 @@ def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that were added to the base model's tokenizer. Its embeddings may have rows for them, but never trained these."""
     if model.pretrained is None or not tokenizer.added_tokens_decoder:
         return []
-    from transformers import AutoTokenizer
-
     try:
         revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
-        own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+        own = transformers.AutoTokenizer.from_pretrained(
+            model.pretrained, revision=revision or "main", trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         if is_hub_away(error):
             raise as_loading_error(model.pretrained, error) from error
@@ -178,10 +178,7 @@ def _untrained(  # noqa: PLR0917
     adapter: Path | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
-    import torch
-    from transformers import BitsAndBytesConfig, set_seed
-
-    set_seed(seed)
+    transformers.set_seed(seed)
     new: list[str] = []
     if model.pretrained is not None:
         overrides = dict(objective.model_config(state))
@@ -190,7 +187,7 @@ def _untrained(  # noqa: PLR0917
             overrides.pop("num_labels", None)  # it follows; transformers would warn that the base has another number
         if quantization:
             kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
-            overrides["quantization_config"] = BitsAndBytesConfig(
+            overrides["quantization_config"] = transformers.BitsAndBytesConfig(
                 load_in_8bit=quantization.bits == 8,
                 load_in_4bit=quantization.bits == 4,
                 bnb_4bit_quant_type="nf4",
@@ -245,14 +242,12 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     ModelError if it is for another task, so that its head would be random.
     """
     if adapters.is_adapter_folder(folder):
-        from transformers import AutoConfig, GenerationConfig
-
         base = adapters.BaseModelReference.of(folder)
         check_safe_to_load(folder, adapter=True)
         changed = {}
         if (folder / "config.json").exists():
             try:
-                changed["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+                changed["config"] = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             except (OSError, ValueError) as error:
                 raise as_loading_error(str(folder), error) from error
         network, missing, resized = _load(base.name, model_class, revision=base.revision, **changed)
@@ -260,7 +255,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
         if (settings := folder / "generation_config.json").exists():
-            network.generation_config = GenerationConfig.from_dict(json.loads(settings.read_bytes()))
+            network.generation_config = transformers.GenerationConfig.from_dict(json.loads(settings.read_bytes()))
         return adapters.merge_adapter(network, folder)
     network, missing, _ = _load(str(folder), model_class, revision=None)
     if missing:
@@ -272,7 +267,6 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
 def _build(
     config: dict[str, Any], objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer
 ) -> PreTrainedModel:
-    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -282,7 +276,7 @@ def _build(
         start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
-        full = AutoConfig.for_model(**(from_tokenizer | config | objective.model_config(state)))
+        full = transformers.AutoConfig.for_model(**(from_tokenizer | config | objective.model_config(state)))
         network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
@@ -296,7 +290,6 @@ def _load(
 
     The size may be another one only where `overrides` may change the number of labels.
     """
-    import torch
     from safetensors import SafetensorError
 
     theirs = logging.getLogger("transformers.modeling_utils")

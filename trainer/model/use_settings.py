@@ -14,7 +14,7 @@ from typing import Final
 
 from params import ModelError
 from params.schema import Model
-from trainer.objectives.bases.lazy_imports import GenerationConfig, PreTrainedConfig
+from trainer.objectives.bases.lazy_imports import GenerationConfig, PreTrainedConfig, torch, transformers
 from trainer.runtime.model_files import check_safe_to_load
 
 logger = logging.getLogger(__name__)
@@ -49,17 +49,16 @@ def read_number_format(folder: Path) -> str:
 
 
 def _configuration(model: Model) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
     if model.pretrained is None:
-        return AutoConfig.for_model(**dict(model.config or {}))
+        return transformers.AutoConfig.for_model(**dict(model.config or {}))
     revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
-    return AutoConfig.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+    return transformers.AutoConfig.from_pretrained(
+        model.pretrained, revision=revision or "main", trust_remote_code=False
+    )
 
 
 def _round_weights(folder: Path, dtype: str) -> bool:
     """Round the weights in a folder to 16 bits; leave them as they are if one is too large for that."""
-    import torch
     from safetensors.torch import load_file, save_file
 
     size, kind = 0, getattr(torch, dtype)

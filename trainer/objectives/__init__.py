@@ -2,7 +2,7 @@
 
 `import_objective_class(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
-Modules take numpy and torch from `bases.lazy_imports`, and import transformers inside functions, so that `check` needs none.
+Modules take numpy, scipy, torch and transformers from `bases.lazy_imports`, so that `check` needs none of them.
 """
 
 from __future__ import annotations

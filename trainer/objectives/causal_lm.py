@@ -17,8 +17,7 @@ from params.defaults import ObjectiveDefaults
 from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
-from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.texts import Tokenizer, encode_texts, strip_repeated_special_tokens
 
 

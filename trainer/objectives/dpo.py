@@ -30,12 +30,10 @@ from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState
+from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
 from trainer.objectives.bases.preferences import PairObjective, PairOptions
-from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
@@ -165,11 +163,6 @@ class DPO(PairObjective[Options]):
         tokens = torch.stack([(batch[name] != IGNORE_INDEX).sum(1) for name in ("labels", "rejected_labels")])
         return self.losses(logratios, tokens), self.options.beta * logratios, logprobs
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return the mean over pairs; micro-batches hold equally many."""
-        losses, _, _ = self.score_pairs(model, batch)
-        return BatchLoss(losses.mean() / share.micro_batches)
-
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
@@ -182,10 +175,6 @@ class DPO(PairObjective[Options]):
         margins = scores["chosen_reward"] - scores["rejected_reward"]
         columns = [scores[name] for name in _SCORES]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
-
-    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
-        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
-        return scores["chosen_reward"] > scores["rejected_reward"]
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""

@@ -31,8 +31,7 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
-from trainer.objectives.bases import contrastive_loss, several_texts
-from trainer.objectives.bases.groups import group_statistics, hash_group_value
+from trainer.objectives.bases import contrastive_loss, sentence_transformers_files, several_texts
 from trainer.objectives.bases.hard_negatives import find_negative_problems
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
@@ -40,17 +39,7 @@ from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
-from trainer.objectives.bases.rows import ScoreColumns
-from trainer.objectives.bases.sentence_transformers_files import (
-    FORMAT,
-    KEY,
-    Pooling,
-    embed_batch,
-    parts_of,
-    prompt_before,
-    read_parts,
-    set_prompts,
-)
+from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 from trainer.objectives.bases.vector_space import VectorSpace
 
@@ -84,7 +73,7 @@ class Options(Section):
     """Each positive has to find its anchor, too."""
     matryoshka_dims: list[PositiveInt] = Field(default=[])
     """Dimensions, such as [384, 128, 64], whose losses are summed, so that the first numbers of a vector can be used alone."""
-    pooling: Pooling | None = None
+    pooling: sentence_transformers_files.Pooling | None = None
     """How the vectors of all tokens become one; by default as the base model's repository says, else `mean`."""
     query_prompt: str | None = None
     """Text before each anchor; by default as the base model's repository says, else none."""
@@ -107,7 +96,7 @@ class Embedding(Objective[Options]):
     reader_cuts = True
     auto_class = "AutoModel"
     pipeline_tag = "sentence-similarity"
-    release_format = FORMAT
+    release_format = sentence_transformers_files.FORMAT
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"anchor": "what does the cat see?", "positive": "a bird"},
         {"anchor": "it will rain", "positive": "the rain comes again and again"},
@@ -175,7 +164,9 @@ class Embedding(Objective[Options]):
             what = "is 1: a row has nothing to be compared with"
             yield Problem(("training", "global_batch_size"), what, "use 16 or more")
         try:
-            read_parts(model.pretrained, None) if model.pretrained and Path(model.pretrained).is_dir() else None
+            sentence_transformers_files.read_parts(model.pretrained, None) if model.pretrained and Path(
+                model.pretrained
+            ).is_dir() else None
         except ModelError as error:
             yield Problem(("model", "pretrained"), error.what, error.fix)
 
@@ -196,12 +187,15 @@ class Embedding(Objective[Options]):
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Let the tokenizer keep the prompts, and cut texts where the base model's repository says."""
-        set_prompts(tokenizer, self.options.query_prompt, self.options.document_prompt)
+        sentence_transformers_files.set_prompts(tokenizer, self.options.query_prompt, self.options.document_prompt)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        query, document = prompt_before(tokenizer, "query"), prompt_before(tokenizer, "document")
+        query, document = (
+            sentence_transformers_files.prompt_before(tokenizer, "query"),
+            sentence_transformers_files.prompt_before(tokenizer, "document"),
+        )
         prompts = [query, *[query if self._has_scores else document] * (self._most_texts - 1)]
         every, limit = [self.texts(row) for row in rows], min(max_length, tokenizer.model_max_length)
         found = zip(rows, every, several_texts.tokenize_rows(every, prompts, tokenizer, limit), strict=True)
@@ -232,17 +226,17 @@ class Embedding(Objective[Options]):
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
     ) -> None:
         """Keep in the model's configuration how its tokens become a vector."""
-        parts_of(model.config, self.options.pooling)
+        sentence_transformers_files.parts_of(model.config, self.options.pooling)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        size = getattr(model.config, KEY)["dimension"]
+        size = getattr(model.config, sentence_transformers_files.KEY)["dimension"]
         if too_large := [one for one in self.options.matryoshka_dims if one > size]:
             what = f"has {', '.join(map(str, too_large))}, and the model's vectors have {size} numbers"
             raise RecipeError("objective.matryoshka_dims", what, f"use at most {size}")
 
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of the M texts of B rows, (B, M, D)."""
-        return embed_batch(model, batch)
+        return sentence_transformers_files.embed_batch(model, batch)
 
     def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
@@ -301,7 +295,10 @@ class Embedding(Objective[Options]):
         return VectorSpace(column, self._encode_documents, self._vectors_of_texts, most)
 
     def _encode_documents(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Example]:
-        before, limit = prompt_before(tokenizer, "document"), min(max_length, tokenizer.model_max_length)
+        before, limit = (
+            sentence_transformers_files.prompt_before(tokenizer, "document"),
+            min(max_length, tokenizer.model_max_length),
+        )
         found = tokenize_texts_truncated([before + text.strip() for text in texts], tokenizer, limit)
         return [
             {"row_id": i, "input_ids": ids, "text_0": hash_group_value(text.strip())}

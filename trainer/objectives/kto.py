@@ -29,14 +29,13 @@ from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColum
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.feedback import is_good
-from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, scipy, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
 from trainer.objectives.bases.preferences import split_conversation, split_text
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
-from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "liked", "reward", "logprob")
@@ -190,7 +189,6 @@ class KTO(AnswersObjective[Options]):
         return pad_batch(examples, tokenizer) | {"liked": liked, "most": torch.tensor([e["most"] for e in examples])}
 
     def answers(self, batch: Mapping[str, Any]) -> list[list[int]]:
-        """Return the tokens of the answers of a batch."""
         return [labels[labels != IGNORE_INDEX].tolist() for labels in batch["labels"].cpu()]
 
     def with_other_answers(
@@ -262,11 +260,9 @@ class KTO(AnswersObjective[Options]):
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         """The probability that a good answer has a higher reward than a bad one; equal rewards count half."""
-        from scipy.stats import rankdata
-
         liked = scores["liked"] > 0
         pairs = int(liked.sum()) * int((~liked).sum())
-        ranks = rankdata(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
+        ranks = scipy.stats.rankdata(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
         return {"roc_auc": float(ranks / pairs) if pairs else 0.5}
 
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:

@@ -34,7 +34,6 @@ from trainer.objectives.bases.likelihood import TokenLikelihood, micro_batch_los
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
-from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, encode_texts
 
 _MASKED, _REPLACED = 0.8, 0.1
@@ -87,10 +86,6 @@ class MaskedLM(TokenLikelihood[Options]):
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm()
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Add a mask token to a tokenizer without one; ModelError if `whole_words` is asked of one that finds no words."""

@@ -24,13 +24,7 @@ from params.loading import suggestion
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases import label_thresholds
-from trainer.objectives.bases.label_results import (
-    LabelBeliefs,
-    PrecisionRecallCurve,
-    precision_recall_curve,
-    precision_recall_f1,
-)
+from trainer.objectives.bases import label_results, label_thresholds
 from trainer.objectives.bases.label_sets import list_labels_in, why_labels_unusable
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
@@ -109,7 +103,6 @@ class MultiLabelClassification(ClassifierObjective[Options]):
 
     @property
     def _has_each(self) -> bool:
-        """Whether there is a column for each label."""
         return names_columns(self.options.labels_column)
 
     def columns(self) -> Mapping[str, ColumnKind]:
@@ -235,8 +228,8 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         nll, rows, exact = np.moveaxis(totals[..., :3], -1, 0)
         counts = self.label_counts(totals, state)  # (..., 3, L)
         occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
-        macro = precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
-        micro = precision_recall_f1(counts.sum(-1, keepdims=True))["f1"][..., 0]
+        macro = label_results.precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
+        micro = label_results.precision_recall_f1(counts.sum(-1, keepdims=True))["f1"][..., 0]
         return {
             "loss": nll / (rows * len(state["labels"])),
             "micro_f1": micro,
@@ -259,10 +252,12 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
         return totals[..., 3:].reshape(*totals.shape[:-1], 3, len(state["labels"]))
 
-    def label_curves(self, scores: ScoreColumns, state: ObjectiveState) -> Mapping[str, PrecisionRecallCurve]:
+    def label_curves(
+        self, scores: ScoreColumns, state: ObjectiveState
+    ) -> Mapping[str, label_results.PrecisionRecallCurve]:
         given, probability, _ = _columns(scores, state)
         pairs = zip(state["labels"], given.T > 0, probability.T, strict=True)
-        return {label: precision_recall_curve(own, of) for label, own, of in pairs if own.any()}
+        return {label: label_results.precision_recall_curve(own, of) for label, own, of in pairs if own.any()}
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         if metric != "exact_match":
@@ -284,10 +279,10 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         chosen = label_thresholds.choose_f1_thresholds(given > 0, probability)
         return {label_thresholds.KEY: dict(zip(state["labels"], chosen, strict=True))}
 
-    def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[LabelBeliefs]:
+    def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[label_results.LabelBeliefs]:
         given, probability, _ = _columns(scores, state)
         for label, own, of in zip(state["labels"], given.T > 0, probability.T, strict=True):
-            yield LabelBeliefs.of_one_label(label, own, of)
+            yield label_results.LabelBeliefs.of_one_label(label, own, of)
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose logits (B, L) are those of this run's labels, see `rearrange_labels`.

@@ -27,8 +27,8 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
-from trainer.objectives.bases.release_format import ReleaseFormat
-from trainer.objectives.bases.rows import PromptForm, ScoreColumns
+from trainer.objectives.bases.release_reading import ReleaseFormat
+from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
 _SCORES = ("nll", "correct", "confidence", "label", "prediction")
@@ -143,10 +143,6 @@ class MultipleChoice(Objective[Options]):
 
     def text(self, row: Row) -> str:
         return "\n".join(self.texts(row))
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm()
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         frame_pairs(tokenizer)

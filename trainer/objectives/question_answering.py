@@ -26,14 +26,13 @@ from params.defaults import ObjectiveDefaults
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases import answer_spans
-from trainer.objectives.bases.answer_spans import PairFrame, Passage
+from trainer.objectives.bases.answer_spans import PairFrame, Passage, score_answer
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch
-from trainer.objectives.bases.release_format import ReleaseFormat
-from trainer.objectives.bases.rows import PromptForm, ScoreColumns
-from trainer.objectives.bases.squad_metrics import score_answer
+from trainer.objectives.bases.release_reading import ReleaseFormat
+from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts
 
 _SCORES = ("nll", "windows", "questions", "exact_match", "f1")
@@ -127,10 +126,6 @@ class QuestionAnswering(Objective[Options]):
 
     def text(self, row: Row) -> str:
         return "\n".join(self.texts(row))
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm()
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         answer_spans.frame_pairs(tokenizer)
@@ -288,7 +283,6 @@ class QuestionAnswering(Objective[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The answer that the model gives."""
         row = {**row, self.options.answers_column: row[self.options.answers_column] or []}
         batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
         logits, _, _ = self._read(model, batch)

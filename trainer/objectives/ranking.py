@@ -21,7 +21,6 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.labels import require_one_output
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
@@ -29,7 +28,7 @@ from trainer.objectives.bases.listwise_loss import lambda_loss
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.retrieval import DEPTH, name_length
-from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
 from trainer.objectives.bases.text_pairs import TextOrPairObjective
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -128,7 +127,6 @@ class Ranking(TextOrPairObjective[Options]):
         return str(row[self.options.query_column])
 
     def summarize(self, rows: Iterable[Row]) -> float:
-        """Return the highest grade."""
         return max((float(row[self.options.relevance_column]) for row in rows), default=0.0)
 
     def state_of_summaries(self, summaries: Iterable[float]) -> ObjectiveState:

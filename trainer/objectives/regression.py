@@ -21,25 +21,15 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
-from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
+from trainer.objectives.bases import standardization
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.rank_correlation import spearman
-from trainer.objectives.bases.standardization import (
-    FINEST,
-    Moments,
-    measure_moments,
-    read_standard_deviation,
-    standardization_of,
-    standardize_head,
-)
-from trainer.objectives.bases.text_pairs import (
-    TextOrPairObjective,
-    TextOrPairOptions,
-)
+from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
+from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
 _NO_SPREAD = 1e-12
@@ -96,17 +86,17 @@ class Regression(TextOrPairObjective[Options]):
             yield Problem(("objective", "huber_delta"), "has no effect on this loss", "remove it, or set `loss: huber`")
         yield from super().conflicts(model=model, training=training, launch=launch)
 
-    def summarize(self, rows: Iterable[Row]) -> Moments:
+    def summarize(self, rows: Iterable[Row]) -> standardization.Moments:
         values = [self._numbers(row) for row in rows]
-        return measure_moments(np.array(values, float).reshape(-1, len(self.names)))
+        return standardization.measure_moments(np.array(values, float).reshape(-1, len(self.names)))
 
-    def state_of_summaries(self, summaries: Iterable[Moments]) -> ObjectiveState:
-        means, deviations = standardization_of(summaries)
+    def state_of_summaries(self, summaries: Iterable[standardization.Moments]) -> ObjectiveState:
+        means, deviations = standardization.standardization_of(summaries)
         for name, mean, deviation in zip(self.names, means, deviations, strict=True):
             if not deviation:
                 what = f"every row of the train split has the number {mean:g}, so there is nothing to learn"
                 raise DataError(name, what, "add rows with other numbers, or name another column")
-            if not FINEST * abs(mean) <= deviation < math.inf:
+            if not standardization.FINEST * abs(mean) <= deviation < math.inf:
                 what = f"numbers around {mean:g} that vary by {deviation:g} cannot be told apart in single precision"
                 raise DataError(name, what, "subtract about their mean from them, or write them in another unit")
         return {"numbers": list(self.names), "mean": means, "std": deviations}
@@ -128,11 +118,11 @@ class Regression(TextOrPairObjective[Options]):
     def prepare_model(
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
     ) -> None:
-        standardize_head(model, state["mean"], state["std"], new)
+        standardization.standardize_head(model, state["mean"], state["std"], new)
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         outputs = model(**without_labels(batch))
-        errors = (outputs.logits - batch["labels"]) / read_standard_deviation(model)
+        errors = (outputs.logits - batch["labels"]) / standardization.read_standard_deviation(model)
         return BatchLoss(self._losses(errors).sum().float() / share.items * share.processes, outputs)
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
@@ -221,7 +211,6 @@ class Regression(TextOrPairObjective[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The numbers that the model predicts."""
         ((example,), _), *_ = self.encode([row], tokenizer, max_length, state)
         numbers = compute_logits(model, self.collate([example], tokenizer))[0].tolist()
         return [f"{name}: {number:.6g}" for name, number in zip(self.names, numbers, strict=True)]

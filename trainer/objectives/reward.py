@@ -29,7 +29,6 @@ from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.labels import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
 from trainer.objectives.bases.preferences import PairObjective, PairOptions
@@ -162,11 +161,6 @@ class Reward(PairObjective[Options]):
             losses = losses + weight * (chosen + rejected) ** 2
         return losses, rewards
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return the mean over pairs; micro-batches hold equally many."""
-        losses, _ = self.score_pairs(model, batch)
-        return BatchLoss(losses.mean() / share.micro_batches)
-
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
@@ -179,10 +173,6 @@ class Reward(PairObjective[Options]):
         correct = 0.5 * np.sign(scores["chosen_reward"] - scores["rejected_reward"]) + 0.5
         row = np.stack([np.ones_like(correct), correct, *(scores[name] for name in _SCORES)], axis=1)
         return np.concatenate([row, calibration_statistics(self.confidence(scores), correct)], axis=1)
-
-    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
-        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
-        return scores["chosen_reward"] > scores["rejected_reward"]
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per pair; share of pairs whose chosen answer has the higher reward; mean difference of rewards; calibration."""

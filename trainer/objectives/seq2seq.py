@@ -33,10 +33,9 @@ from trainer.objectives.advice.base import ModelKind, NewRecipeAdvice, Objective
 from trainer.objectives.bases import languages
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
-from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
@@ -265,7 +264,6 @@ class Seq2Seq(TokenLikelihood[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The generated text."""
         if not self.options.generate:
             return []
         encoded = self.encode([row], tokenizer, max_length, state)

@@ -19,15 +19,12 @@ from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.label_results import LabelBeliefs
+from trainer.objectives.bases.label_results import LabelBeliefs, precision_recall_f1
 from trainer.objectives.bases.labels import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.text_pairs import (
-    TextOrPairObjective,
-    TextOrPairOptions,
-)
+from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
 _KIND = "single_label_classification"
@@ -152,13 +149,11 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error."""
-        labels = len(state["labels"])
         nll, rows, correct = np.moveaxis(totals[..., :3], -1, 0)
-        true_positives, predicted, actual = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)
-        either = predicted + actual
-        occurs = either > 0
-        f1 = np.where(occurs, 2 * true_positives / np.maximum(either, 1), 0.0).sum(-1) / np.maximum(occurs.sum(-1), 1)
-        error = calibration_error(totals[..., 3 + 3 * labels :], rows)
+        counts = self.label_counts(totals, state)
+        occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
+        f1 = precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
+        error = calibration_error(totals[..., 3 + 3 * len(state["labels"]) :], rows)
         return {"loss": nll / rows, "accuracy": correct / rows, "macro_f1": f1, "calibration_error": error}
 
     def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
@@ -179,7 +174,7 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
 
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
         """Of macro F1: for each label the mean of its rows and its predictions."""
-        _, predicted, actual = np.split(totals[3 : 3 + 3 * len(state["labels"])], 3)
+        _, predicted, actual = self.label_counts(totals, state)
         either = (predicted + actual) / 2
         return list(either[either > 0]) if metric == "macro_f1" else ()
 

@@ -24,10 +24,9 @@ from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
-from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
 
 _CHAT_TEMPLATE = (

@@ -225,7 +225,6 @@ class TokenClassification(ClassifierObjective[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The spans that the model predicts."""
         (pieces,), tags = tokenize_with_offsets([self.text(row)], tokenizer), []
         for example in self.encode([row], tokenizer, max_length, state)[0].examples:
             ids = compute_logits(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()

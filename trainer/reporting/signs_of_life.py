@@ -236,11 +236,9 @@ class WatchedStream:
         self._stream, self._signs = stream, signs
 
     def write(self, text: str) -> int:
-        """Write the text."""
         return self._signs.write(self._stream, text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each text."""
         for line in lines:
             self.write(line)
 

@@ -36,11 +36,9 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._took = ProcessMeasurements()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
         self._start, self._start_cpu = time.monotonic(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop the clock."""
         self._took.steps_s.append(time.monotonic() - self._start)
         self._took.steps_cpu_s.append(time.process_time() - self._start_cpu)
 
@@ -49,7 +47,6 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._took.eval_rows_per_s += [metrics[name] for name in metrics if name == "eval_samples_per_second"]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write it all."""
         if state.is_world_process_zero:
             import torch
 

@@ -30,5 +30,4 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         self._store = TCPStore(ADDRESS, port, 1, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
 
     def get_backend(self) -> str:
-        """Return the name of this backend."""
         return BACKEND

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
-from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import pad_batch
+from trainer.objectives.bases.rows import group_statistics, hash_group_value
 from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 

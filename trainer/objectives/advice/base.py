@@ -60,7 +60,6 @@ class SeenColumns:
     """Whether the rows are queries with a document each."""
 
     def has(self, flag: str) -> bool:
-        """Whether there is a column for a flag."""
         return flag in self.named or flag in self.found
 
     @property

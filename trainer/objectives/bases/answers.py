@@ -11,9 +11,8 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
-from trainer.objectives.bases.objective import ColumnKind
+from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
-from trainer.objectives.bases.rows import PromptForm, Row
 from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
@@ -62,7 +61,6 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
 
     @property
     def answer_columns(self) -> Sequence[str]:
-        """The columns with answers."""
         return [getattr(self.options, name) for name in self.answer_options]
 
     def columns(self) -> Mapping[str, ColumnKind]:
@@ -130,7 +128,6 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         return self.texts_with_answers(row)[0]
 
     def texts_with_answers(self, row: Row) -> list[str]:
-        """Return the prompt with each answer."""
         prompt, *answers = map(as_text, self.parts(row))
         return [f"{prompt}{self.options.separator}{answer}" for answer in answers]
 

@@ -23,12 +23,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import form_around_text
 from trainer.objectives.bases.reward_models import PROMPT
-from trainer.objectives.bases.rollout import (
-    GenerativeObjectiveOptions,
-    Rollout,
-    TrainingSample,
-    sample_completions,
-)
+from trainer.objectives.bases.rollout import GenerativeObjectiveOptions, Rollout, TrainingSample, sample_completions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
@@ -103,7 +98,6 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @cached_property
     def rewards(self) -> WeightedRewardSum:
-        """The recipe's rewards."""
         rewards = (
             source.build(f"objective.rewards.{i}", self.options.chat) for i, source in enumerate(self.options.rewards)
         )
@@ -262,7 +256,6 @@ class GenerativeObjective(Objective[OptionsT]):
         return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in _SCORES)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """The mean of each score."""
         return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(_SCORES)}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:

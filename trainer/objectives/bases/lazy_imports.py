@@ -1,4 +1,4 @@
-"""numpy, torch and transformers, imported when they are first used: so a recipe is read and checked without them."""
+"""numpy, scipy, torch and transformers, imported when they are first used: so a recipe is read and checked without them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    import scipy
     import torch
     import torch.nn.functional as F
     import transformers
@@ -21,9 +22,9 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
-    transformers = _Lazy("transformers")
+    transformers, scipy = _Lazy("transformers"), _Lazy("scipy")
     # for annotations, which are not evaluated
     NDArray = Encoding = GenerationConfig = PreTrainedConfig = PreTrainedModel = PreTrainedTokenizerBase = Any
 
-__all__ = ["Encoding", "GenerationConfig", "NDArray", "PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase"]
-__all__ += ["F", "np", "torch", "transformers"]
+__all__ = ["Encoding", "F", "GenerationConfig", "NDArray", "PreTrainedConfig", "PreTrainedModel"]
+__all__ += ["PreTrainedTokenizerBase", "np", "scipy", "torch", "transformers"]

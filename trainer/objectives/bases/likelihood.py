@@ -12,7 +12,7 @@ from trainer.objectives.bases.label_results import LabelBeliefs, PrecisionRecall
 from trainer.objectives.bases.labels import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
-from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
+from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
 
@@ -130,10 +130,6 @@ class ClassifierObjective(Likelihood[OptionsT]):
     """The labels that a model of another run cannot know."""
     _guess = 0.0
     """What each of them costs, in nats."""
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm()
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = dict(enumerate(state["labels"]))

@@ -13,13 +13,21 @@ from params.sections.base import Direction
 from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import rows as row_checks
-from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.release_reading import OptionsT, ReleaseReading
-from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.rows import (
+    ColumnKind,
+    EncodedRow,
+    Example,
+    ObjectiveState,
+    PromptForm,
+    Row,
+    RowBreakdown,
+    ScoreColumns,
+)
 from trainer.objectives.bases.texts import Tokenizer
 from trainer.objectives.bases.vector_space import VectorSpace
 

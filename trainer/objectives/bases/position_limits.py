@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch
+from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch, transformers
 
 NO_LIMIT: Final = 1_000_000
 """As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""
@@ -37,11 +37,9 @@ class PositionLimits(NamedTuple):
 
 def find_position_limits(config: PreTrainedConfig) -> PositionLimits:
     """Return how many tokens a network with this configuration can read; no weights are made. ValueError if it has none."""
-    from transformers import AutoModel
-
     config = config.get_text_config()
     with torch.device("meta"):
-        tables = list(_rows_of_position_tables(AutoModel.from_config(config, trust_remote_code=False)))
+        tables = list(_rows_of_position_tables(transformers.AutoModel.from_config(config, trust_remote_code=False)))
     stated = [found for name in _POSITIONS if isinstance(found := getattr(config, name, None), int) and found > 0]
     return PositionLimits(min(tables, default=None), min(stated, default=None))
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
-from trainer.objectives.bases.rows import Row
+from trainer.objectives.bases.rows import Row, ScoreColumns
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"
 """Stand before each turn in texts such as those of hh-rlhf."""
@@ -124,6 +127,18 @@ class PairObjective(AnswersObjective[PairOptionsT]):
         chosen, rejected = (row[name] for name in self.answer_columns)
         read = read_conversations if self.options.chat else read_texts
         return read(self.prompt_of(row), chosen, rejected)
+
+    @abstractmethod
+    def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+        """Return the loss (B,) of each pair, rewards (2, B) of its answers, and what else follows from one pass over them."""
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
+        """Return the mean over pairs; micro-batches hold equally many."""
+        return BatchLoss(self.score_pairs(model, batch)[0].mean() / share.micro_batches)
+
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
+        return scores["chosen_reward"] > scores["rejected_reward"]
 
     def reject_reason(self, row: Row) -> str | None:
         if row[self.options.chosen_column] == row[self.options.rejected_column]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from params.sections.base import Section
 from trainer.column_template import names_columns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
-from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -76,8 +76,8 @@ class ReleaseReading(Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options, in a release anything; by default as a user's message."""
-        return PromptForm(is_chat=True)
+        """Return how a text is put to a model that learned by these options, in a release anything; by default as a user's message to one that generates text."""
+        return PromptForm(is_chat=cls.pipeline_tag == "text-generation")
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
@@ -116,3 +116,14 @@ class ReleaseReading(Generic[OptionsT]):
     ) -> list[str]:
         """Return the model's prediction for a row as lines of text."""
         return []
+
+
+class ReleaseFormat(NamedTuple):
+    """How another library loads a release."""
+
+    library: str
+    """Its name on the Hub, as `library_name` of a model card."""
+    write_files: Callable[[Path], None]
+    """Adds to a complete folder of a model and its tokenizer what the library needs."""
+    code: Callable[[str, Path], str]
+    """Returns the code of the model card, for a repository, and the folder of its model."""

@@ -27,7 +27,7 @@ from params.sections.base import Call, Importable, Section, conflict_error, repo
 from trainer.objectives.bases.answer_form import AnswerForm, as_messages
 from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
 from trainer.objectives.bases.labels import require_one_output
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 from trainer.objectives.bases.padding import pad_to_tensor, put_padding_before_text
 from trainer.objectives.bases.position_limits import find_position_limits
 from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, types_of_single_texts
@@ -212,15 +212,13 @@ def _require_pinned(name: str, path: str, revision: str | None) -> None:
 @lru_cache(maxsize=8)
 def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
     """Return the configuration and the tokenizer of a model."""
-    from transformers import AutoConfig, AutoTokenizer
-
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         what = "has weights only as pickle files, which are never loaded"
         raise ModelError(path, what, "load them where you trust them, and write safetensors with `save_pretrained`")
     try:
         pinned = check_safe_to_load(path, revision) or "main"
-        config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         raise as_loading_error(path, error) from error
     if not tokenizer.is_fast:
@@ -232,12 +230,11 @@ def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
 @lru_cache(maxsize=8)
 def _load(path: str, revision: str | None) -> _Loaded:
     from safetensors import SafetensorError
-    from transformers import AutoModelForSequenceClassification
 
     _, tokenizer = _read_settings(path, revision)
     try:
         pinned = check_safe_to_load(path, revision) or "main"
-        network, info = AutoModelForSequenceClassification.from_pretrained(
+        network, info = transformers.AutoModelForSequenceClassification.from_pretrained(
             path,
             revision=pinned,
             use_safetensors=True,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from params.sections.base import Section
-from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
+from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch, transformers
 from trainer.objectives.bases.padding import pad_to_tensor
 from trainer.objectives.bases.prompt_template import Template
 from trainer.objectives.bases.reward_models import RewardSource
@@ -104,14 +104,13 @@ def sample_completions(
     The randomness of each prompt depends on its key alone, and `on_token` is called before each token; without keys, decoding is
     greedy. The model is in evaluation mode while it generates.
     """
-    from transformers import GenerationConfig, LogitsProcessorList
     from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay active
     own, was_training = network.generation_config, model.training
     configured = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
     ends = {int(token) for token in (tokenizer.eos_token_id, *configured) if token is not None}
-    config = GenerationConfig(
+    config = transformers.GenerationConfig(
         do_sample=False,  # `_Draw` leaves a single token to choose
         max_new_tokens=options.max_new_tokens,
         eos_token_id=sorted(ends) or None,
@@ -125,7 +124,7 @@ def sample_completions(
         for start in range(0, len(prompts), size):
             batch = [list(reversed(prompt)) for prompt in prompts[start : start + size]]
             ids = pad_to_tensor(batch, int(config.pad_token_id)).flip(1)  # padded on the left
-            processors = LogitsProcessorList()
+            processors = transformers.LogitsProcessorList()
             if keys is not None:
                 processors.append(TemperatureLogitsWarper(float(options.temperature)))
                 processors += [TopKLogitsWarper(options.top_k)] if options.top_k else []

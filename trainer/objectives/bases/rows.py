@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from params.sections.rows import Expectation
@@ -58,7 +59,6 @@ class PromptForm:
     """Whether the second one is a document, of which several are ranked."""
 
     def wrap(self, text: str) -> str:
-        """Return a text with what stands around it."""
         return f"{self.before}{text}{self.after}"
 
     def prompt(self, text: str) -> str | list[dict[str, str]]:
@@ -120,3 +120,53 @@ def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | N
     optional = [column for column, kind in columns.items() if kind == "optional"]
     is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
     return f"none of {' and '.join(optional)} has text" if is_blank else None
+
+
+class RowBreakdown(NamedTuple):
+    """One way to put rows into groups, with values of each row whose means the report shows by group."""
+
+    by: str
+    """What puts a row into its group: `true price`."""
+    groups: Sequence[str]
+    """The names of the G groups, in their order."""
+    places: NDArray[np.int64]
+    """The group of each of N rows, from 0 on, (N,)."""
+    values: Mapping[str, NDArray[np.float64]]
+    """By the name of a mean, the value of each row, (N,); NaN of a row that has none."""
+
+
+def cut_into_tenths(values: NDArray[np.float64]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of up to ten groups of about equally many of N values, (N,), and the group of each, (N,).
+
+    Equal values are in one group, and up to ten different ones make a group each. A name is the least and the largest value of its group.
+    """
+    known = np.unique(values)
+    tenths = np.quantile(values, np.arange(1, 11) / 10, method="inverted_cdf")
+    ends = known if len(known) <= 10 else np.unique(tenths)
+    places = np.searchsorted(ends, values)
+    own = [values[places == place] for place in range(len(ends))]
+    return [_range(float(group.min()), float(group.max())) for group in own], places
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+
+
+def hash_group_value(value: object) -> int:
+    """Return a number for the value that the rows of a group share; as a float, too, it stays what it is."""
+    return int.from_bytes(blake2b(repr(value).encode(), digest_size=6).digest(), "big")
+
+
+def group_statistics(
+    scores: ScoreColumns, group: str, statistics: Callable[[Mapping[str, NDArray[np.float64]]], list[float]]
+) -> NDArray[np.float64]:
+    """Return S numbers for each of N rows, (N, S): what `statistics` says of the scores of each group, in the group's first row.
+
+    The rows of a group have the same number in the score `group`, wherever they stand.
+    """
+    _, first, inverse, counts = np.unique(scores[group], return_index=True, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    of_groups = [statistics({name: column[rows] for name, column in scores.items()}) for rows in members]
+    found = np.zeros((len(inverse), len(of_groups[0])))
+    found[first] = of_groups
+    return found

@@ -20,7 +20,7 @@ from params import ModelError, TransientError
 from trainer.objectives.bases.lazy_imports import F, PreTrainedConfig, PreTrainedModel, torch
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, token_column_names
 from trainer.objectives.bases.position_limits import NO_LIMIT
-from trainer.objectives.bases.release_format import ReleaseFormat
+from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.texts import MODEL_INPUTS, Tokenizer
 
 Pooling = Literal["mean", "cls", "lasttoken", "max"]

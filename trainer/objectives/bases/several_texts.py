@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainer.objectives.bases.groups import hash_group_value
 from trainer.objectives.bases.label_sets import why_labels_unusable
-from trainer.objectives.bases.rows import Example, Row
+from trainer.objectives.bases.rows import Example, Row, hash_group_value
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
 NO_TEXT: Final = -1

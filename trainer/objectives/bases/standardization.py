@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from params import ModelError, RecipeError
-from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 
 _KEYS: Final = ("target_mean", "target_std")
 """Keys of the configuration of a model that learns standardized numbers: one value for each of its T outputs."""
@@ -118,7 +118,6 @@ def restore_units(folder: Path) -> frozenset[str]:
     ModelError if the files lack the weights of the head.
     """
     from safetensors.torch import load_file, save_file
-    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     path = folder / "config.json"
     config = json.loads(path.read_bytes()) if path.exists() else {}
@@ -126,8 +125,8 @@ def restore_units(folder: Path) -> frozenset[str]:
         return frozenset()
     means, deviations = (torch.tensor(config.pop(key), dtype=torch.float64) for key in _KEYS)
     with torch.device("meta"):
-        known = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        own = AutoModelForSequenceClassification.from_config(known, trust_remote_code=False)
+        known = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        own = transformers.AutoModelForSequenceClassification.from_config(known, trust_remote_code=False)
     name, found = _find_head(own)[0], False
     for file in sorted(folder.glob("*.safetensors")):
         weights = load_file(file)

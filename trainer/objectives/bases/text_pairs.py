@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final, Self
 from params import ModelError, Problem
 from params.schema import Launch, Model, Training
 from params.sections.base import Section
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, Row
-from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, PromptForm, Row
 from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
 _PAIR: Final = {"text", "text_pair"}
@@ -38,7 +37,6 @@ class TextOrPairObjective(Objective[OptionsT]):
     pipeline_tag = "text-classification"
 
     def text_columns(self) -> dict[str, ColumnKind]:
-        """Return the columns of the texts."""
         names = [getattr(self.options, option) for option in self.text_options]
         return {name: "string" for name in names if name is not None}
 

@@ -19,7 +19,7 @@ from tasks.report.page import write_run_report_page
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
 from trainer import objectives
-from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
+from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
 
 
 def regression(*names: str) -> Any:

@@ -62,7 +62,6 @@ class Bench:
         return score_rows(
             self.model,
             self.sequences if sequences is None else sequences,
-            objective=self.objective,
             metrics=self.metrics(),
             batch_size=batch_size,
             name="model",
@@ -187,9 +186,7 @@ def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_
     sequences = [example for examples, _ in encoded for example in examples]
     accumulator = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
-    return score_rows(
-        flat, Dataset.from_list(sequences), objective=objective, metrics=accumulator, batch_size=2, name="model"
-    )
+    return score_rows(flat, Dataset.from_list(sequences), metrics=accumulator, batch_size=2, name="model")
 
 
 def test_bits_per_byte_does_not_depend_on_the_tokenizer() -> None:

@@ -69,11 +69,11 @@ def test_a_published_run_has_the_numbers_of_the_gate(artifacts):
 
 
 def test_the_cost_is_the_time_from_start_to_end_times_the_price(artifacts, monkeypatch):
-    from tasks.history import run_log, run_record
+    from tasks.history import run_log
 
     start = run_log.utc_now_to_second()
     times = iter([start, *[start] * 7, start.replace(year=start.year + 1)])
-    monkeypatch.setattr(run_record, "utc_now_to_second", lambda: next(times))
+    monkeypatch.setattr(run_log, "utc_now_to_second", lambda: next(times))
     entry = follow(artifacts, ["ran"] * 6)
     assert entry is not None
     assert entry.ended.year == start.year + 1

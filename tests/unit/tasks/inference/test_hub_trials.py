@@ -20,7 +20,7 @@ def test_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_process_that_needs_too_much_memory_fails(tmp_path: Path) -> None:
-    with HubModelAnswerer(tmp_path, memory_bytes=100 << 20) as trials:
+    with HubModelAnswerer(tmp_path, memory_bytes=20 << 20) as trials:
         try:
             said = trials._ask(REQUEST)["error"]
         except TrialError as error:  # the process may not get as far as that

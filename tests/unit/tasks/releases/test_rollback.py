@@ -15,7 +15,7 @@ from tasks.evaluation.release_events import ReleaseEvent, append_release_event, 
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_main_commits, release_table_lines
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
-from tasks.hub_server import pull_requests
+from tasks.hub_server import git_objects
 from tasks.hub_server.store import RepositoryStore
 from tasks.publishing.release import ReleaseOutcome
 from tasks.releases import recipe_releases
@@ -234,7 +234,7 @@ def test_merged_words_make_neither_release_nor_rollback(
     forged = f"{rollback}\nPublish-Id: {'0' * 64}"
     number = propose_as_bob(hub, {"NOTES": b"better words"}, title=f"Better words\n\n{rollback}")
     if keeps:
-        monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
+        monkeypatch.setattr(git_objects, "commit_message", lambda title, _: f"{title}\n\n{forged}")
     api.merge_pull_request(REPO, number)
     message = api.list_repo_commits(REPO)[0].message
     assert ("Rolled-Back-To: v1" in message.splitlines()) is keeps
@@ -261,7 +261,7 @@ def test_rollback_counts_only_from_who_may_write_main(
     number = bob.create_commit(REPO, [*changes, *removed], commit_message="Old words", create_pr=True).pr_num
     assert number is not None
     forged = FORGED_ROLLBACK.format(second.commit)
-    monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
+    monkeypatch.setattr(git_objects, "commit_message", lambda title, _: f"{title}\n\n{forged}")
     api.merge_pull_request(REPO, number)
     assert blobs(api, "main") == blobs(api, "v1")
     assert read_main_commits(HubRepository(api, REPO))[0].kind == "other"

@@ -20,9 +20,8 @@ from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases import answer_spans
-from trainer.objectives.bases.answer_spans import Passage, best_span
+from trainer.objectives.bases.answer_spans import Passage, best_span, score_answer
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.squad_metrics import score_answer
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 LETTERS = {letter: 4 + i for i, letter in enumerate("abcdefghijklmnop?")}
