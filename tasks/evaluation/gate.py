@@ -29,15 +29,19 @@ def judge_candidate(
     has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
+    is_untrained: bool = False,
     row_use: report.HeldOutRowUse | None = None,
 ) -> tuple[report.Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
     `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
-    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `row_use`: with `over: test_rows`.
+    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `is_untrained`: the best step is
+    the start, and that is the champion. `row_use`: with `over: test_rows`.
     """
-    if is_champion:
-        return "keep", ["the published model has the same weights: there is nothing to publish"]
+    if is_champion or is_untrained:
+        untrained = "no step of the training was better than its start, the published model"
+        why = "the published model has the same weights" if is_champion else untrained
+        return "keep", [f"{why}: there is nothing to publish"]
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import json
 import logging
 import math
 import shutil
@@ -43,6 +44,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.start import ReleaseReference
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ def evaluate(
             has_champion="champion" in scored,
             is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
+            is_untrained=_is_start_best(artifacts, published.champion),
             row_use=use,
         )
         blessing = Blessing(
@@ -161,6 +164,15 @@ class Measured:
     train: TrainFeatures | None = None
     """Features of train rows, for the review of labels."""
     suites: Sequence[SuiteResult] = ()
+
+
+def _is_start_best(artifacts: Artifacts, champion: ReleaseReference | None) -> bool:
+    """Whether the training started from the champion, and no step of it was better: a head that has grown is another model by its weights."""
+    if not champion or not (path := artifacts.report("train")).exists():
+        return False
+    trained = json.loads(path.read_bytes())
+    start = trained.get("started_from")
+    return bool(start and start["commit"] == champion.commit and not trained["best_step"])
 
 
 def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:

@@ -59,6 +59,7 @@ def judge(
     has_champion: bool = True,
     is_champion: bool = False,
     rolled_back_reason: str | None = None,
+    is_untrained: bool = False,
     row_use: HeldOutRowUse | None = None,
 ) -> Judged:
     details = EvaluationDetails(
@@ -81,6 +82,7 @@ def judge(
         has_champion=has_champion,
         is_champion=is_champion,
         rolled_back_reason=rolled_back_reason,
+        is_untrained=is_untrained,
         row_use=row_use,
     )
     return Judged(verdict, tuple(reasons))
@@ -364,6 +366,12 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
     )
     by_chance = known.model_copy(update={"margin_p_value": 0.2})
     assert judge(Gate(known_margin=0.02), BETTER, ages=(by_chance, new)).verdict == "publish"
+
+
+def test_a_start_that_no_step_has_improved_is_not_published() -> None:
+    verdict, reasons = judge(Gate(margin=1.0), BETTER, is_untrained=True)
+    assert (verdict, len(reasons)) == ("keep", 1)
+    assert "no step of the training was better than its start" in reasons[0]
 
 
 def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
