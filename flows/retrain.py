@@ -103,7 +103,7 @@ def retrain(
                 contextlib.ExitStack() as opened,
             ):
                 load(artifacts.recipe_path)
-                refuse_to_overtake()
+                refuse_to_overtake(artifacts.recipe)
                 if record:
                     log_runs_without_entry(artifacts, log)
                 if force or stages.any_stale(requested, artifacts.recipe):

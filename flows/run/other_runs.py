@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
@@ -20,6 +20,7 @@ from prefect.runtime import deployment
 
 from flows.server.clock import HEARTBEAT, server_time
 from params import TransientError
+from params.loading import recipe_name
 
 _LOOKED_AT: Final = timedelta(days=1)
 _SILENT_FOR: Final = timedelta(minutes=3)
@@ -28,8 +29,8 @@ _AT_ITS_END: Final = timedelta(seconds=30)
 """A heartbeat may still be on its way when a process reports that it has crashed."""
 
 
-def refuse_to_overtake() -> None:
-    """Check that no run of this run's deployment that the server has marked as crashed is still alive.
+def refuse_to_overtake(recipe: str) -> None:
+    """Check that no run of `recipe` that the server has marked as crashed is still alive, in any deployment of this project.
 
     Raises:
         TransientError: there is one.
@@ -39,14 +40,16 @@ def refuse_to_overtake() -> None:
         return
     now = server_time()
     crashed = filters.FlowRunFilterStateType(any_=[StateType.CRASHED])
-    wanted = filters.FlowRunFilter(
-        deployment_id=filters.FlowRunFilterDeploymentId(any_=[UUID(own)]),
-        state=filters.FlowRunFilterState(type=crashed),
-        end_time=filters.FlowRunFilterEndTime(after_=now - _LOOKED_AT),
-    )
     try:
         with get_client(sync_client=True) as client:
+            wanted = filters.FlowRunFilter(
+                deployment_id=filters.FlowRunFilterDeploymentId(any_=_deployments_like(UUID(own), client)),
+                state=filters.FlowRunFilterState(type=crashed),
+                end_time=filters.FlowRunFilterEndTime(after_=now - _LOOKED_AT),
+            )
             for run in client.read_flow_runs(flow_run_filter=wanted):
+                if recipe_name(str(run.parameters.get("recipe", "default"))) != recipe:
+                    continue
                 beats = EventFilter(
                     event=EventNameFilter(name=[HEARTBEAT]),
                     resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
@@ -56,6 +59,15 @@ def refuse_to_overtake() -> None:
                 _refuse_if_alive(run, times)
     except httpx.HTTPError:
         return  # what the run asks next says what is wrong
+
+
+def _deployments_like(own: UUID, client: SyncPrefectClient) -> list[UUID]:
+    """Return the deployments whose runs work in the same place as those of one: one server may serve several projects."""
+    this = client.read_deployment(own)
+    of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[this.flow_id]))
+    place = this.path, this.entrypoint, this.pull_steps
+    found = client.read_deployments(flow_filter=of_flow)
+    return [own, *(one.id for one in found if (one.path, one.entrypoint, one.pull_steps) == place)]
 
 
 def _refuse_if_alive(run: FlowRun, heartbeats: Sequence[datetime]) -> None:

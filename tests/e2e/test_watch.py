@@ -273,9 +273,10 @@ def test_a_run_that_does_not_end_and_a_deployment_without_a_success_are_told_onc
 def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watched) -> None:
     deployment = {"deployment_id": watched.deployments["good"]}
     watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(("RUNNING", "Running", ""), **deployment)
-    crashed = watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="marked", **deployment)
+    other = {"deployment_id": watched.deployments["bad"]}  # of the same project, as default-on-notice beside default
+    crashed = watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="marked", **other)
 
-    def refuse(heartbeat_after_s: int) -> str:
+    def refuse(heartbeat_after_s: int, recipe: str = "tiny") -> str:
         resource = {"prefect.resource.id": f"prefect.flow-run.{crashed}"}
         occurred = (datetime.now(UTC) + timedelta(seconds=heartbeat_after_s)).isoformat()
         event = {"event": "prefect.flow-run.heartbeat", "resource": resource, "occurred": occurred, "id": str(uuid4())}
@@ -284,11 +285,12 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
             watched.wait_for_events("prefect.flow-run.heartbeat", 1, crashed)
         else:
             time.sleep(2)  # events are written every 0.5 s
-        code = "from flows.run.other_runs import refuse_to_overtake; refuse_to_overtake()"
-        return watched.run("python", "-c", code, ok=None)
+        code = "import sys; from flows.run.other_runs import refuse_to_overtake; refuse_to_overtake(sys.argv[1])"
+        return watched.run("python", "-c", code, recipe, ok=None)
 
     assert refuse(-5) == "", "this heartbeat was on its way when the run ended"
     assert "as crashed, but its process still sends heartbeats\n  fix: wait until it has ended" in refuse(60)
+    assert refuse(60, "another") == ""
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
