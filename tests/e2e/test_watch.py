@@ -6,6 +6,7 @@ The tests share one server, and stand in the order in which they change it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.postgresql import postgresql
 from tests.support.project import ServedProject, copy_project, wait_for
 from tests.support.webhook import Webhook, webhook
 
@@ -130,7 +132,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
     project.environment["PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED"] = "false"
     project.environment["PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL"] = "0.5"
     try:
-        with webhook() as project.received:
+        with webhook() as project.received, contextlib.ExitStack() as opened:
+            if os.environ.get("EVERGREEN_TEST_POSTGRESQL"):  # in place of SQLite
+                url = opened.enter_context(postgresql()).url()
+                project.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
             project.start_server()
             project.environment["PREFECT_API_URL"] = address
             flow = project.post("flows/", name="retrain")["id"]
