@@ -41,7 +41,7 @@ def use_classes(project: Project, **more: object) -> None:
         "data.source.train": "data/rows.jsonl",
         "objective": {"name": "sequence_classification"},
         "model": {"config": BERT, "start": "champion"},
-        "training.best_metric": "accuracy",
+        "training.best_metric": "loss",
         "training.max_steps": 30,
         "evaluation.gate.margin": 0.2,
         "publish.repo_id": "tests/tiny",
@@ -123,7 +123,7 @@ def test_release_is_made_again_from_the_release_that_it_started_from(project: Pr
 
 @pytest.mark.slow
 def test_flow_starts_from_both_and_keeps_the_better_one_although_it_is_killed(project: Project) -> None:
-    use_classes(project, **{"model.start": "best", "training.max_steps": 60})
+    use_classes(project, **{"model.start": "best", "training.best_metric": "accuracy", "training.max_steps": 60})
     project.flow()
     add_rows(project)
     driver = project.start("python", "-m", "flows.cli", "run", "tiny", log="driver.log", fork=True)
