@@ -108,12 +108,17 @@ def read_prefect_yaml_schedules(
     found: dict[str, list[Schedule]] = {}
     for deployment in _mappings(content, "deployments"):
         parameters = deployment.get("parameters")
-        recipe = parameters.get("recipe", "default") if isinstance(parameters, Mapping) else "default"
+        recipe = recipe_of_parameters(parameters if isinstance(parameters, Mapping) else {})
         if deployment.get("entrypoint") == _FLOW and (deployed is None or deployment.get("name") in deployed):
             for schedule in _mappings(deployment, "schedules"):
                 if schedule.get("active", True):
-                    found.setdefault(Path(str(recipe)).name.removesuffix(".yaml"), []).append(_schedule(schedule, now))
+                    found.setdefault(recipe, []).append(_schedule(schedule, now))
     return found
+
+
+def recipe_of_parameters(parameters: Mapping[str, Any]) -> str:
+    """Return the name of the recipe of a run or deployment with these parameters, whether it still exists or not."""
+    return Path(str(parameters.get("recipe", "default"))).name.removesuffix(".yaml")
 
 
 def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:

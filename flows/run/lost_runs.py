@@ -20,6 +20,7 @@ from prefect.runtime import deployment
 
 from flows.child_process import Logger
 from flows.run import final_state
+from flows.run.history import recipe_of_parameters
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
@@ -45,14 +46,15 @@ _BY_TYPE: Final[dict[StateType, Outcome]] = {
 
 
 def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
-    """Log the runs of this run's deployment that have ended and left no entry; a run with nothing to do leaves none."""
+    """Log the runs of this recipe and deployment that have ended and left no entry; a run with nothing to do leaves none."""
     own = deployment.id
     if not own:
         return
     known = {entry.run_id for entry in read_runs(artifacts)}
     try:
         for run in _ended_runs(UUID(own)):
-            if str(run.id) not in known and (entry := _entry(artifacts, run)):
+            is_unknown = str(run.id) not in known and recipe_of_parameters(run.parameters) == artifacts.recipe
+            if is_unknown and (entry := _entry(artifacts, run)):
                 log.warning("logs the run %s of %s, which left no entry: %s", run.name, entry.started, entry.outcome)
                 append_run(artifacts, entry)
     except (httpx.HTTPError, EvergreenError) as error:

@@ -18,9 +18,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.runtime import deployment
 
+from flows.run.history import recipe_of_parameters
 from flows.server.clock import HEARTBEAT, server_time
 from params import TransientError
-from params.loading import recipe_name
 
 _LOOKED_AT: Final = timedelta(days=1)
 _SILENT_FOR: Final = timedelta(minutes=3)
@@ -48,7 +48,7 @@ def refuse_to_overtake(recipe: str) -> None:
                 end_time=filters.FlowRunFilterEndTime(after_=now - _LOOKED_AT),
             )
             for run in client.read_flow_runs(flow_run_filter=wanted):
-                if recipe_name(str(run.parameters.get("recipe", "default"))) != recipe:
+                if recipe_of_parameters(run.parameters) != recipe:
                     continue
                 beats = EventFilter(
                     event=EventNameFilter(name=[HEARTBEAT]),

@@ -296,6 +296,9 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
     assert refuse(-5) == "", "this heartbeat was on its way when the run ended"
     assert "as crashed, but its process still sends heartbeats\n  fix: wait until it has ended" in refuse(60)
     assert refuse(60, "another") == ""
+    gone = {"recipe": "params/gone.yaml"}  # a recipe that was removed since
+    watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="gone", parameters=gone, **other)
+    assert refuse(60, "another") == ""
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
