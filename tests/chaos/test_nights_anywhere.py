@@ -55,7 +55,7 @@ FULL_AT = {
 """What runs when the worker's disk gets full, and stays so until the night has ended."""
 DISK = "400m"
 REPO = "tests/tiny"
-SHORT = ("git refuses",)
+SHORT = ("disk lost",)
 CHOSEN = os.environ.get("EVERGREEN_CHAOS_TROUBLES", ",".join(TROUBLES)).split(",")
 NIGHTS = max(len(CHOSEN), int(os.environ.get("EVERGREEN_CHAOS_NIGHTS", "0")))
 ENDS = {
