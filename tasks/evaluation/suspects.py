@@ -123,6 +123,8 @@ def find_disagreements(own: SplitBeliefs, champion: SplitBeliefs) -> Iterator[Su
         for at, there in zip(mine.tolist(), theirs.tolist(), strict=True):
             if one.likeliest[at] != other.likeliest[there]:
                 place, of = (at, one) if one.likeliest[at] != one.given[at] else (there, other)
+                if of.likeliest[place] >= len(of.answers):  # of the champion alone: no training row has it any more
+                    continue
                 given, sure = float(of.given_probability[place]), float(of.likeliest_probability[place])
                 answers = (of.answers[int(of.given[place])], of.answers[int(of.likeliest[place])])
                 yield Suspect(

@@ -312,6 +312,8 @@ def test_rows_in_which_two_models_differ_show_the_answer_that_is_not_the_rows_ow
     assert {one.why for one in found} == {"models disagree"}
     shifted = held(1, 0, 0, 0, row_ids=(2, 3, 9, 10))  # the champion cannot read rows 1 and 4
     assert [one.row_id for one in suspects.find_disagreements(held(0, 0, 1, 1), shifted)] == [2, 3]
+    another = held(2, 2, 2, 2)  # an answer that only the champion knows is none for people
+    assert [(one.row_id, one.suggested) for one in suspects.find_disagreements(held(0, 1, 1, 1), another)] == [(2, "b")]
 
 
 @pytest.mark.parametrize(
