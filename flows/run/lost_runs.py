@@ -21,7 +21,7 @@ from prefect.runtime import deployment
 from flows.child_process import Logger
 from flows.run import final_state
 from flows.run.history import recipe_of_parameters
-from params import EvergreenError
+from params import BudgetSpentError, EvergreenError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.history.run_log import Outcome, RunEntry, RunErrorRecord, append_run, read_runs
@@ -64,7 +64,10 @@ def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
 def _ended_runs(deployment_id: UUID) -> list[FlowRun]:
     wanted = filters.FlowRunFilter(
         deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES)),
+            name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW, "Completed"]),
+        ),
         end_time=filters.FlowRunFilterEndTime(after_=datetime.now(UTC) - _LOOKED_AT),
     )
     found: list[FlowRun] = []
@@ -84,12 +87,16 @@ def _entry(artifacts: Artifacts, run: FlowRun) -> RunEntry | None:
     name = state.name or ""
     if name == final_state.NOT_RECORDED:  # its message begins with the name that the state would have had
         name = (state.message or "").partition(",")[0]
+    if name == final_state.NOTHING_NEW:
+        return None
     outcome = _BY_STATE.get(name) or (_BY_TYPE.get(state.type) if name == state.name else "evaluated")
     if outcome is None:
         return None
     text = without_secrets(state.message or "")[:_MAX_TEXT]
     has_error = outcome in {"failed", "crashed"}
     kind = re.search(r"\b(\w+Error)\b", text)
+    if outcome == "failed" and kind and kind[1] == BudgetSpentError.__name__:
+        outcome = "budget spent"
     error = RunErrorRecord(
         type=kind[1] if kind else "UnknownError",
         where="Prefect's server",

@@ -55,7 +55,7 @@ def describe_later_release(artifacts: Artifacts) -> str | None:
         head = repository.head()
         if head is None or head.commit == receipt.commit:
             return None
-        now = read_main_commits(repository)[0]
+        now = read_main_commits(repository, last=1)[0]
     if now.kind == "rollback":
         return f"{receipt.repo_id} {now.to}, by a rollback: {now.by}: {now.why} (revision {now.commit})"
     return f"{receipt.repo_id} {head.tag or now.commit}: {now.title} (revision {now.commit})"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from datetime import datetime
+from typing import Any
 
 from tasks.digests import PROVENANCE
-from tasks.evaluation.release_events import ReleaseEvent, append_release_event, log_found_release, read_release_events
+from tasks.evaluation.release_events import ReleaseEvent, append_release_event, read_release_events
 from tasks.hub_client.release_file import ReleaseRecord
+from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import MAX_BYTES
 
 logger = logging.getLogger(__name__)
+_LOOKED_AT = 30  # commits of main, the newest
 
 
 def undecided_proposal(candidate: Candidate) -> ReleaseEvent | None:
@@ -30,7 +34,10 @@ def log_decision(candidate: Candidate) -> None:
     proposed = undecided_proposal(candidate)
     if proposed is None or not proposed.pull_request or candidate.publish.dry_run:
         return
-    if proposed.weights == candidate.blessing.model:  # the receipt will say it
+    if (proposed.weights, "publish") == (
+        candidate.blessing.model,
+        candidate.blessing.verdict,
+    ):  # the receipt will say it
         return
     with candidate.open() as repository:
         decision = ReleaseProposals(repository, candidate.artifacts.recipe).decision(proposed.pull_request)
@@ -41,22 +48,43 @@ def log_decision(candidate: Candidate) -> None:
         append_release_event(candidate.artifacts, proposed.model_copy(update=made))
 
 
-def log_champion_without_line(candidate: Candidate) -> None:
-    """Log the release of the champion if this recipe has published it and the log does not know it: its run's record was lost."""
+def log_releases_without_line(candidate: Candidate) -> None:
+    """Log what main got since the last release or rollback that the log knows, if this recipe has published it.
+
+    Runs may have lost their records, and rollbacks are made where no run records them.
+    """
+    from tasks.hub_client.release_log import read_main_commits
+
     champion, artifacts = candidate.blessing.champion, candidate.artifacts
     logged = {one.commit for one in read_release_events(artifacts) if one.event in {"published", "rollback"}}
     if champion is None or champion.commit in logged or candidate.publish.dry_run:
         return
-
-    def look() -> tuple[ReleaseRecord, datetime] | None:
-        record = ReleaseRecord.of(repository, champion.commit)
-        provenance = record and repository.read(champion.commit, PROVENANCE, max_bytes=MAX_BYTES)
-        if not record or not provenance or json.loads(provenance)["recipe"]["name"] != artifacts.recipe:
-            return None
-        times = {commit.commit_id: commit.created_at for commit in repository.history()}
-        return (record, times[champion.commit]) if champion.commit in times else None
-
     with candidate.open() as repository:
-        if found := repository.retry_until_clear(look):
-            logger.warning("publish: logs the release %s, whose run left no line", champion.tag or champion.commit)
-            log_found_release(artifacts, champion, publish_id=found[0].publish_id, time=found[1])
+        commits = [one.commit_id for one in repository.retry_until_clear(repository.history)[:_LOOKED_AT]]
+        new = next((number for number, commit in enumerate(commits) if commit in logged), len(commits))
+        for one in reversed(read_main_commits(repository, last=new)):
+            found = _own_release(repository, one.commit, artifacts.recipe) if one.kind != "other" else None
+            if found is None:
+                continue
+            made: dict[str, Any] = {"event": "rollback", "reasons": (one.why,), "by": one.by, "tag": one.to}
+            if one.kind == "release":
+                reasons = ("its run left no line in this log; this one was made from the release itself",)
+                made = {"event": "published", "reasons": reasons, **found}
+            logger.warning("publish: logs the %s %s, which left no line", one.kind, made["tag"])
+            place = {"repo_id": candidate.publish.repo_id, "endpoint": candidate.endpoint, "commit": one.commit}
+            append_release_event(artifacts, ReleaseEvent(**made, **place), datetime.fromisoformat(one.date))
+
+
+def _own_release(repository: HubRepository, commit: str, recipe: str) -> dict[str, str | None] | None:
+    """Return what a line says of the release that a commit holds; None if `recipe` has not published it."""
+
+    def look() -> dict[str, str | None] | None:
+        record = ReleaseRecord.of(repository, commit)
+        provenance = record and repository.read(commit, PROVENANCE, max_bytes=MAX_BYTES)
+        with contextlib.suppress(ValueError, TypeError, LookupError):  # somebody has made it by hand
+            if record and json.loads(provenance or b"{}")["recipe"]["name"] == recipe:
+                weights = tree_weights_digest(repository.tree(commit))
+                return {"tag": record.tag, "publish_id": record.publish_id, "weights": weights}
+        return None
+
+    return repository.retry_until_clear(look)
