@@ -1,7 +1,7 @@
 """Runs that ended and are in no log: their worker was lost, or could not record them. Prefect's server knows how they ended.
 
-It knows all runs, whatever worker had them: one that failed to clone the project, too. The next recorded run of the deployment
-logs them, with what the server says of each.
+It knows all runs, whatever worker had them: one that failed to clone the project, too. The next recorded run of a deployment of
+this project logs them, with what the server says of each.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from prefect.runtime import deployment
 from flows.child_process import Logger
 from flows.run import final_state
 from flows.run.history import recipe_of_parameters
+from flows.run.other_runs import deployments_like
 from params import BudgetSpentError, EvergreenError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
@@ -46,7 +47,7 @@ _BY_TYPE: Final[dict[StateType, Outcome]] = {
 
 
 def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
-    """Log the runs of this recipe and deployment that have ended and left no entry; a run with nothing to do leaves none."""
+    """Log the runs of this recipe and project that have ended and left no entry; a run with nothing to do leaves none."""
     own = deployment.id
     if not own:
         return
@@ -62,16 +63,16 @@ def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
 
 
 def _ended_runs(deployment_id: UUID) -> list[FlowRun]:
-    wanted = filters.FlowRunFilter(
-        deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=filters.FlowRunFilterState(
-            type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES)),
-            name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW, "Completed"]),
-        ),
-        end_time=filters.FlowRunFilterEndTime(after_=datetime.now(UTC) - _LOOKED_AT),
-    )
     found: list[FlowRun] = []
     with get_client(sync_client=True) as client:
+        wanted = filters.FlowRunFilter(
+            deployment_id=filters.FlowRunFilterDeploymentId(any_=deployments_like(deployment_id, client)),
+            state=filters.FlowRunFilterState(
+                type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES)),
+                name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW, "Completed"]),
+            ),
+            end_time=filters.FlowRunFilterEndTime(after_=datetime.now(UTC) - _LOOKED_AT),
+        )
         while page := client.read_flow_runs(
             flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC, limit=_AT_ONCE, offset=len(found)
         ):

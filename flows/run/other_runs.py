@@ -43,7 +43,7 @@ def refuse_to_overtake(recipe: str) -> None:
     try:
         with get_client(sync_client=True) as client:
             wanted = filters.FlowRunFilter(
-                deployment_id=filters.FlowRunFilterDeploymentId(any_=_deployments_like(UUID(own), client)),
+                deployment_id=filters.FlowRunFilterDeploymentId(any_=deployments_like(UUID(own), client)),
                 state=filters.FlowRunFilterState(type=crashed),
                 end_time=filters.FlowRunFilterEndTime(after_=now - _LOOKED_AT),
             )
@@ -61,7 +61,7 @@ def refuse_to_overtake(recipe: str) -> None:
         return  # what the run asks next says what is wrong
 
 
-def _deployments_like(own: UUID, client: SyncPrefectClient) -> list[UUID]:
+def deployments_like(own: UUID, client: SyncPrefectClient) -> list[UUID]:
     """Return the deployments whose runs work in the same place as those of one: one server may serve several projects."""
     this = client.read_deployment(own)
     of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[this.flow_id]))
