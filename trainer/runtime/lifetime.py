@@ -130,8 +130,9 @@ def hold_file_lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[No
     from params.foundation.artifacts import translate_disk_errors
 
     def write_owner(file: int) -> None:
-        os.truncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk stops no lock
+            os.truncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
 
     lock = FileLock(path, timeout=wait_s, fallback_to_soft=False, on_acquired=write_owner)
     try:
