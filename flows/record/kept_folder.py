@@ -36,7 +36,6 @@ def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iter
     # The address without a password, which changes; several projects and branches may have their caches in one place.
     project = re.sub(r"(?<=://)[^/@]*@", "", branch.address()), branch.folder, branch.name
     folder = cache / "evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]
-    before = os.environ.get(KEPT_FOLDER)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -48,6 +47,4 @@ def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iter
     try:
         yield
     finally:
-        os.environ.pop(KEPT_FOLDER)
-        if before is not None:
-            os.environ[KEPT_FOLDER] = before
+        del os.environ[KEPT_FOLDER]

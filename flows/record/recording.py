@@ -147,9 +147,8 @@ def record_run_on_branch(
         DataError: objects that the record would name are neither here nor on the DVC remote.
         RecipeError: a dvc.lock or a .dvc file is damaged.
     """
-    message = compose_commit_message(artifacts, outcomes, error)
-    recorder = _Recorder(artifacts, to.git_branch(artifacts), log)
-    commit = _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    message, branch = compose_commit_message(artifacts, outcomes, error), to.git_branch(artifacts)
+    commit = _patiently(lambda: _Recorder(artifacts, branch, log).record(message), "record the run", log, waits_s)
     return commit and f"git fetch {to.remote} && git show {commit}:./{artifacts.recorded_page} > report.html"
 
 
@@ -184,13 +183,11 @@ class _Recorder:
         If the DVC remote does not take its objects, the branch gets what names none before that is raised.
         """
         logs, page = self.keep_logs(), _render_report(self.artifacts)
-        is_sent, failure = False, None
         for attempt in range(_PUSHES):
             head = commit = self.branch.fetch()
             files = self.new_files(logs, head)
-            if _LOCK in files and not is_sent:  # first: a commit names no object that the remote lacks
-                failure, is_sent = self.send_objects(), True
-            if failure:
+            # First: a commit names no object that the remote lacks.
+            if failure := self.sending_error if _LOCK in files else None:
                 files = {path: content for path, content in files.items() if path in logs}
             if files:
                 files |= {str(self.artifacts.recorded_page): page} if page else {}
@@ -211,18 +208,15 @@ class _Recorder:
         what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
         raise TransientError(str(self.branch), what, "run it again when fewer workers push to it: the work is kept")
 
-    def send_objects(self) -> EvergreenError | None:
-        """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one.
-
-        Returns:
-            Why it could not be sent; None if it was.
-        """
-        if not read_default_remote_name():
-            self.log.info("no default DVC remote is configured: only git gets this run")
-            return None
-        recipe = [self.artifacts.recipe]
+    @cached_property
+    def sending_error(self) -> EvergreenError | None:
+        """Send what dvc.lock records to the DVC remote, and return why that failed; each of DVC's locks belongs to a process."""
+        module, recipe = "flows.dvc_project.push", self.artifacts.recipe
         try:
-            child_process.run_python_module("flows.dvc_project.push", recipe, self.artifacts, self.log, name="dvc push")
+            if read_default_remote_name():
+                child_process.run_python_module(module, [recipe], self.artifacts, self.log, name="dvc push")
+            else:
+                self.log.info("no default DVC remote is configured: only git gets this run")
         except EvergreenError as error:
             return error
         return None

@@ -62,7 +62,7 @@ def read_main_commits(repository: HubRepository, *, last: int | None = None) -> 
     main = _Main.read(repository)
     entries: list[MainCommit] = []
     before = main.commits[last : last + 1] if last is not None else ()
-    known: set[str | None] = {file.blob_id for one in before if (file := main.tree(one.commit_id).get(RELEASE_FILE))}
+    known: set[str | None] = {_blobs(main.tree(one.commit_id)).get(RELEASE_FILE) for one in before}
     for number, commit in reversed(list(enumerate(main.commits[:last]))):
         rollback = main.rollback(number) or {}
         file = None if rollback else main.file_of_release(number, known)
