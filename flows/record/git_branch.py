@@ -65,11 +65,7 @@ class RemoteGitBranch:
         return self._line("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return the content of a file of the project in a commit; None if it is not there.
-
-        Raises:
-            TransientError: git cannot say it, such as in a clone that fetches files only when they are read.
-        """
+        """Return the content of a file of the project in a commit; None if it is not there; a TransientError if git cannot say it."""
         place = f"{commit}:{self.folder}{path}"
         if self._git("rev-parse", "--quiet", "--verify", place).returncode == 1:
             return None

@@ -24,9 +24,7 @@ from params.foundation.artifacts import KEPT_FOLDER, Artifacts
 def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iterator[None]:
     """In the block, `Artifacts.kept` of this process and of those that it starts outlives the clone, if DVC's cache does.
 
-    Raises:
-        RemoteRefusedError: there is no such remote.
-        StorageError: nothing can be kept there, so that nothing may be published.
+    A StorageError says before any stage that nothing can be kept there.
     """
     cache = read_cache_folder() if to else None
     if to is None or cache is None or cache.is_relative_to(Path.cwd()):

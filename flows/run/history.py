@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _FLOW = "flows/retrain.py:retrain"
-_ANSWER_S = 5.0
 _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
@@ -200,18 +199,15 @@ def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
 
 def _ask_server(what: str, ask: Callable[[SyncPrefectClient], T], *, unconfigured: T, unknown: T) -> T:
     """Return what the configured server answers, or `unknown` if it does not at once."""
-    from prefect import settings
+    from prefect.settings import get_current_settings
 
-    if not (url := settings.get_current_settings().api.url):
+    if not (url := get_current_settings().api.url):
         return unconfigured
-    from prefect.client.orchestration import get_client
+    from flows.server.configured import open_impatient_client, refuse_non_api_url
 
-    from flows.server.configured import refuse_non_api_url
-
-    quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
     try:
         refuse_non_api_url(url)
-        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
+        with open_impatient_client() as client:
             return ask(client)
     except (httpx.HTTPError, EvergreenError) as error:
         logger.warning("the Prefect server does not say %s: %s", what, error)

@@ -61,19 +61,17 @@ def _entry(artifacts: Artifacts, run: FlowRun) -> RunEntry | None:
     state, started = run.state, run.start_time or run.expected_start_time
     if state is None or started is None:
         return None
-    name = state.name or ""
-    if name == final_state.NOT_RECORDED:  # its message begins with the name that the state would have had
-        name = (state.message or "").partition(",")[0]
-    if name == final_state.NOTHING_NEW:
-        return None
-    outcome = _BY_STATE.get(name) or (_BY_TYPE.get(state.type) if name == state.name else "evaluated")
-    if outcome is None:
-        return None
     text = without_secrets(state.message or "")[:_MAX_TEXT]
-    has_error = outcome in {"failed", "crashed"}
     kind = re.search(r"\b(\w+Error)\b", text)
+    outcome = _BY_STATE.get(state.name or "") or _BY_TYPE.get(state.type)
+    if state.name == final_state.NOT_RECORDED:  # its message begins with the name that the state would have had
+        name = text.partition(",")[0]
+        outcome = None if name == final_state.NOTHING_NEW else _BY_STATE.get(name, "evaluated")
+    has_error = outcome in {"failed", "crashed"}
     if outcome == "failed" and kind and kind[1] == BudgetSpentError.__name__:
         outcome = "budget spent"
+    if outcome is None:
+        return None
     error = RunErrorRecord(
         type=kind[1] if kind else "UnknownError",
         where="Prefect's server",

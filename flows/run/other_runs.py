@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -22,9 +23,9 @@ from prefect.runtime import deployment
 from flows.run import final_state
 from flows.run.history import recipe_of_parameters
 from flows.server.clock import HEARTBEAT, server_time
+from flows.server.configured import read_pages
 from params import TransientError
 
-_AT_ONCE: Final = 200  # the most that the server answers with
 _LOOKED_AT: Final = timedelta(days=1)
 _SILENT_FOR: Final = timedelta(minutes=3)
 """Heartbeats come every minute."""
@@ -41,26 +42,20 @@ def read_ended_runs(
         httpx.HTTPError: the server does not answer.
     """
     own = client.read_deployment(UUID(deployment.id))
-    # One server may serve several projects: another one has another place.
-    deployments = [
-        one.id
-        for one in client.read_deployments(flow_filter=filters.FlowFilter(id=filters.FlowFilterId(any_=[own.flow_id])))
-        if (one.path, one.entrypoint, one.pull_steps) == (own.path, own.entrypoint, own.pull_steps)
-    ]
+    of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[own.flow_id]))
+    deployments = read_pages(partial(client.read_deployments, flow_filter=of_flow))
+    place = own.path, own.entrypoint, own.pull_steps  # that of another project on this server is another one
+    alike = [one.id for one in deployments if (one.path, one.entrypoint, one.pull_steps) == place]
     wanted = filters.FlowRunFilter(
-        deployment_id=filters.FlowRunFilterDeploymentId(any_=[own.id, *deployments]),
+        deployment_id=filters.FlowRunFilterDeploymentId(any_=alike),
         state=filters.FlowRunFilterState(
             type=filters.FlowRunFilterStateType(any_=list(ends)),
             name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW]),  # most, of a frequent schedule
         ),
         end_time=filters.FlowRunFilterEndTime(after_=since),
     )
-    offset = 0
-    while page := client.read_flow_runs(
-        flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC, limit=_AT_ONCE, offset=offset
-    ):
-        yield from (run for run in page if recipe_of_parameters(run.parameters) == recipe)
-        offset += len(page)
+    read = partial(client.read_flow_runs, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC)
+    yield from (run for run in read_pages(read) if recipe_of_parameters(run.parameters) == recipe)
 
 
 def refuse_to_overtake(recipe: str) -> None:

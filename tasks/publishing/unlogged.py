@@ -17,6 +17,7 @@ from tasks.publishing.provenance import MAX_BYTES
 
 logger = logging.getLogger(__name__)
 _LOOKED_AT = 30  # commits of main, the newest
+_NO_LINE = "its run left no line in this log; this one was made from the release itself"
 
 
 def undecided_proposal(candidate: Candidate) -> ReleaseEvent | None:
@@ -63,28 +64,26 @@ def log_releases_without_line(candidate: Candidate) -> None:
         commits = [one.commit_id for one in repository.retry_until_clear(repository.history)[:_LOOKED_AT]]
         new = next((number for number, commit in enumerate(commits) if commit in logged), len(commits))
         for one in reversed(read_main_commits(repository, last=new)):
-            found = _own_release(repository, one.commit, artifacts.recipe) if one.kind != "other" else None
-            if found is None:
+            if one.kind == "other" or not (made := _own_release(repository, one.commit, artifacts.recipe)):
                 continue
-            made: dict[str, Any] = {"event": "rollback", "reasons": (one.why,), "by": one.by, "tag": one.to}
-            if one.kind == "release":
-                reasons = ("its run left no line in this log; this one was made from the release itself",)
-                made = {"event": "published", "reasons": reasons, **found}
+            made |= {"event": "published", "reasons": [_NO_LINE]}
+            if one.kind == "rollback":
+                made = {"event": one.kind, "reasons": [one.why], "by": one.by, "tag": one.to}
+            made |= {"repo_id": candidate.publish.repo_id, "endpoint": candidate.endpoint, "commit": one.commit}
             logger.warning("publish: logs the %s %s, which left no line", one.kind, made["tag"])
-            place = {"repo_id": candidate.publish.repo_id, "endpoint": candidate.endpoint, "commit": one.commit}
-            append_release_event(artifacts, ReleaseEvent(**made, **place), datetime.fromisoformat(one.date))
+            append_release_event(artifacts, ReleaseEvent(**made), datetime.fromisoformat(one.date))
 
 
-def _own_release(repository: HubRepository, commit: str, recipe: str) -> dict[str, str | None] | None:
-    """Return what a line says of the release that a commit holds; None if `recipe` has not published it."""
+def _own_release(repository: HubRepository, commit: str, recipe: str) -> dict[str, Any]:
+    """Return what a line says of the release that a commit holds; nothing if `recipe` has not published it."""
 
-    def look() -> dict[str, str | None] | None:
+    def look() -> dict[str, Any]:
         record = ReleaseRecord.of(repository, commit)
         provenance = record and repository.read(commit, PROVENANCE, max_bytes=MAX_BYTES)
         with contextlib.suppress(ValueError, TypeError, LookupError):  # somebody has made it by hand
             if record and json.loads(provenance or b"{}")["recipe"]["name"] == recipe:
                 weights = tree_weights_digest(repository.tree(commit))
                 return {"tag": record.tag, "publish_id": record.publish_id, "weights": weights}
-        return None
+        return {}
 
     return repository.retry_until_clear(look)
