@@ -180,7 +180,7 @@ class _Recorder:
     def record(self, message: str) -> str | None:
         """Record the run, and return the commit that has its report; None if the branch has the run.
 
-        If the DVC remote does not take its objects, the branch gets what names none before that is raised.
+        What names no object of DVC is recorded although the DVC remote does not take them, which is then raised.
         """
         logs, page = self.keep_logs(), _render_report(self.artifacts)
         for attempt in range(_PUSHES):

@@ -124,13 +124,9 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
     with contextlib.suppress(EvergreenError):
         lines += _metric_lines(artifacts, reasons)
     if receipt and receipt.status in {"published", "proposed"}:
-        hub = receipt.endpoint
-        link = (
-            f" on {connection.name_of_hub(hub)}"
-            if hub == connection.LOCAL
-            else f" {release_or_pull_request_url(receipt)}"
-        )
-        lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
+        is_local = receipt.endpoint == connection.LOCAL
+        link = f"on {connection.name_of_hub(receipt.endpoint)}" if is_local else release_or_pull_request_url(receipt)
+        lines.append(f"release: {receipt.repo_id} {receipt.tag} {link}")
     if report := report_line(artifacts):
         lines.append(report)
     return lines

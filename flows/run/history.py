@@ -164,11 +164,10 @@ def fetch_scheduled_deployments() -> set[str] | None:
     """
 
     def ask(client: SyncPrefectClient) -> set[str] | None:
-        of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"]))
-        deployments = client.read_deployments(flow_filter=of_flow)
-        return {one.name for one in deployments if not one.paused and any(each.active for each in one.schedules)}
+        ours = (one for one in read_pages(client.read_deployments) if one.entrypoint == _FLOW)
+        return {one.name for one in ours if not one.paused and any(each.active for each in one.schedules)}
 
-    from prefect.client.schemas import filters
+    from flows.server.configured import read_pages
 
     return _ask_server("what is deployed", ask, unconfigured=set[str](), unknown=None)
 

@@ -32,13 +32,10 @@ def log_decision(candidate: Candidate) -> None:
     """Log what a person has decided on the last proposal of another model: no receipt says it, since this run has begun."""
     from tasks.publishing.proposal import ReleaseProposals
 
-    proposed = undecided_proposal(candidate)
+    proposed, blessing = undecided_proposal(candidate), candidate.blessing
     if proposed is None or not proposed.pull_request or candidate.publish.dry_run:
         return
-    if (proposed.weights, "publish") == (
-        candidate.blessing.model,
-        candidate.blessing.verdict,
-    ):  # the receipt will say it
+    if proposed.weights == blessing.model and blessing.verdict == "publish":  # the receipt will say it
         return
     with candidate.open() as repository:
         decision = ReleaseProposals(repository, candidate.artifacts.recipe).decision(proposed.pull_request)
@@ -50,10 +47,7 @@ def log_decision(candidate: Candidate) -> None:
 
 
 def log_releases_without_line(candidate: Candidate) -> None:
-    """Log what main got since the last release or rollback that the log knows, if this recipe has published it.
-
-    Runs may have lost their records, and rollbacks are made where no run records them.
-    """
+    """Log this recipe's releases and rollbacks on main since the last that the log knows: their records may have been lost."""
     from tasks.hub_client.release_log import read_main_commits
 
     champion, artifacts = candidate.blessing.champion, candidate.artifacts
