@@ -107,7 +107,7 @@ class TestExclusive:
 
         monkeypatch.setattr(Path, "mkdir", fail)
         with (
-            pytest.raises(StorageError, match="x.lock: cannot be written: Read-only"),
+            pytest.raises(StorageError, match=r"x\.lock: cannot be written: Read-only"),
             hold_file_lock(tmp_path / "x.lock", "a test"),
         ):
             pass
