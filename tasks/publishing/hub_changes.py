@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import httpx2
-from huggingface_hub.errors import HfHubHTTPError
-
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation.report import Blessing
@@ -63,13 +60,7 @@ def describe_later_release(artifacts: Artifacts) -> str | None:
 
 def fetch_pull_request_status(repository: HubRepository, number: int) -> str | None:
     """Return the status of a pull request: `open`, `draft`, `closed` or `merged`; None if it is not there."""
-
-    def attempt() -> str | None:
-        try:
-            return repository.api.get_discussion_details(repository.id, number).status
-        except HfHubHTTPError as error:
-            if error.response.status_code == httpx2.codes.NOT_FOUND:
-                return None
-            raise
-
-    return repository.retry_until_clear(attempt)
+    proposals = repository.retry_until_clear(
+        lambda: list(repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"))
+    )
+    return next((one.status for one in proposals if one.num == number), None)

@@ -41,8 +41,7 @@ def log_decision(candidate: Candidate) -> None:
         decision = ReleaseProposals(repository, candidate.artifacts.recipe).decision(proposed.pull_request)
     if decision:
         logger.info("publish: %s", decision.note)
-        reasons = (*proposed.reasons, decision.note)
-        made = {"event": decision.status, "commit": decision.commit, "reasons": reasons}
+        made = {"event": decision.status, "commit": decision.commit, "reasons": (*proposed.reasons, decision.note)}
         append_release_event(candidate.artifacts, proposed.model_copy(update=made))
 
 
