@@ -65,12 +65,15 @@ class RemoteGitBranch:
         return self._line("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return the content of a file of the project in a commit; None if it is not there."""
-        done = self._git("cat-file", "blob", f"{commit}:{self.folder}{path}")
+        """Return the content of a file of the project in a commit; None if it is not there; a TransientError if git cannot say it."""
+        place = f"{commit}:{self.folder}{path}"
+        if self._git("rev-parse", "--quiet", "--verify", place).returncode == 1:
+            return None
+        done = self._git("cat-file", "blob", place, verb="read")
         if done.stdout.startswith(_LFS):
             fix = f"`git lfs untrack {path}`, `git add .gitattributes`, `git add --renormalize {path}`, commit and push"
             raise RecipeError(f"{path} on {self}", "is in git-lfs, where no run can be recorded", fix)
-        return None if done.returncode else done.stdout
+        return done.stdout
 
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:
         """Make a commit of files of the project on top of `parent`, and return it."""

@@ -25,7 +25,7 @@ from flows.child_process import Logger
 from flows.dvc_project import lock_file, update
 from flows.dvc_project.remote import read_default_remote_name
 from flows.record.git_branch import BranchMovedError, RemoteGitBranch
-from params import EvergreenError, RecipeError, TransientError
+from params import EvergreenError, RecipeError, StorageError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
@@ -98,7 +98,9 @@ def record_run_after_block(
     if to:
         try:
             shown += filter(None, [record_run_on_branch(artifacts, to, log, outcomes)])
-        except EvergreenError as failure:
+        except (EvergreenError, OSError) as failure:
+            if isinstance(failure, OSError):
+                failure = StorageError(str(artifacts.kept), str(failure), "correct that: the next run records this one")
             raise UnrecordedRunError(artifacts, outcomes, failure) from failure
 
 
@@ -145,9 +147,8 @@ def record_run_on_branch(
         DataError: objects that the record would name are neither here nor on the DVC remote.
         RecipeError: a dvc.lock or a .dvc file is damaged.
     """
-    message = compose_commit_message(artifacts, outcomes, error)
-    recorder = _Recorder(artifacts, to.git_branch(artifacts), log)
-    commit = _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    message, branch = compose_commit_message(artifacts, outcomes, error), to.git_branch(artifacts)
+    commit = _patiently(lambda: _Recorder(artifacts, branch, log).record(message), "record the run", log, waits_s)
     return commit and f"git fetch {to.remote} && git show {commit}:./{artifacts.recorded_page} > report.html"
 
 
@@ -177,15 +178,18 @@ class _Recorder:
         return [*map(str, written), *update.find_dvc_files_to_refresh(run.recipe)]
 
     def record(self, message: str) -> str | None:
-        """Record the run, and return the commit that has its report; None if the branch has the run."""
-        logs, is_sent = self.keep_logs(), False
-        page = _render_report(self.artifacts)
+        """Record the run, and return the commit that has its report; None if the branch has the run.
+
+        What names no object of DVC is recorded although the DVC remote does not take them, which is then raised.
+        """
+        logs, page = self.keep_logs(), _render_report(self.artifacts)
         for attempt in range(_PUSHES):
             head = commit = self.branch.fetch()
-            if files := self.new_files(logs, head):
-                if _LOCK in files and not is_sent:
-                    self.send_objects()  # first: a commit names no object that the remote lacks
-                    is_sent = True
+            files = self.new_files(logs, head)
+            # First: a commit names no object that the remote lacks.
+            if failure := self.sending_error if _LOCK in files else None:
+                files = {path: content for path, content in files.items() if path in logs}
+            if files:
                 files |= {str(self.artifacts.recorded_page): page} if page else {}
                 commit = self.branch.commit(head, files, message)
                 try:
@@ -197,18 +201,25 @@ class _Recorder:
             self.forget_recorded_lines(logs)
             if self.is_in(self.state(_read, where=_LOCK), commit):
                 self.branch.remember(commit)
+            if failure:
+                raise failure
             self.log.info("recorded on %s: %s" if files else "%s has this run: %s", self.branch, commit)
             return commit if files and page else None
         what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
         raise TransientError(str(self.branch), what, "run it again when fewer workers push to it: the work is kept")
 
-    def send_objects(self) -> None:
-        """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one."""
-        if not read_default_remote_name():
-            self.log.info("no default DVC remote is configured: only git gets this run")
-            return
-        recipe = self.artifacts.recipe
-        child_process.run_python_module("flows.dvc_project.push", [recipe], self.artifacts, self.log, name="dvc push")
+    @cached_property
+    def sending_error(self) -> EvergreenError | None:
+        """Send what dvc.lock records to the DVC remote, and return why that failed; each of DVC's locks belongs to a process."""
+        module, recipe = "flows.dvc_project.push", self.artifacts.recipe
+        try:
+            if read_default_remote_name():
+                child_process.run_python_module(module, [recipe], self.artifacts, self.log, name="dvc push")
+            else:
+                self.log.info("no default DVC remote is configured: only git gets this run")
+        except EvergreenError as error:
+            return error
+        return None
 
     def keep_logs(self) -> dict[str, bytes]:
         """Return the logs, with the lines of runs that were not recorded; keep all where `git reset` does not reach them."""

@@ -16,7 +16,7 @@ from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
 from tasks.hub_client import connection
-from tasks.hub_client.receipt import Receipt
+from tasks.hub_client.receipt import Receipt, Status
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
 
@@ -32,7 +32,12 @@ NOTHING_NEW: Final = "Nothing new"
 NOT_RECORDED: Final = "Not recorded"  # it ended well, and a published model is out
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)
 """The states of a run that did what it should; plain `Completed` after a dry run, and after an evaluation only."""
-_BY_STATUS: Final = {"published": PUBLISHED, "kept": KEPT, "proposed": PROPOSED, "rejected": REJECTED}
+BY_STATUS: Final[Mapping[Status, str]] = {
+    "published": PUBLISHED,
+    "kept": KEPT,
+    "proposed": PROPOSED,
+    "rejected": REJECTED,
+}
 """By the status of the receipt."""
 
 
@@ -67,7 +72,7 @@ def _shown(commands: Sequence[str]) -> list[str]:
 def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple[str | None, str]:
     """Return name and message of the state of a run whose stages ended with `outcomes`; no name is plain Completed."""
     receipt = read_report(artifacts, Receipt) if "publish" in outcomes else None
-    name = _BY_STATUS.get(receipt.status) if receipt else None
+    name = BY_STATUS.get(receipt.status) if receipt else None
     lines = run_result_lines(artifacts, (receipt or read_report(artifacts, Blessing)).reasons, receipt)
     if outcomes["publish" if receipt else "evaluate"] == "unchanged":
         lines.insert(0, f"nothing has changed since the last run, which ended with: {name or 'Completed'}")
@@ -119,13 +124,9 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
     with contextlib.suppress(EvergreenError):
         lines += _metric_lines(artifacts, reasons)
     if receipt and receipt.status in {"published", "proposed"}:
-        hub = receipt.endpoint
-        link = (
-            f" on {connection.name_of_hub(hub)}"
-            if hub == connection.LOCAL
-            else f" {release_or_pull_request_url(receipt)}"
-        )
-        lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
+        is_local = receipt.endpoint == connection.LOCAL
+        link = f"on {connection.name_of_hub(receipt.endpoint)}" if is_local else release_or_pull_request_url(receipt)
+        lines.append(f"release: {receipt.repo_id} {receipt.tag} {link}")
     if report := report_line(artifacts):
         lines.append(report)
     return lines

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _FLOW = "flows/retrain.py:retrain"
-_ANSWER_S = 5.0
 _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
@@ -165,11 +164,10 @@ def fetch_scheduled_deployments() -> set[str] | None:
     """
 
     def ask(client: SyncPrefectClient) -> set[str] | None:
-        of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"]))
-        deployments = client.read_deployments(flow_filter=of_flow)
-        return {one.name for one in deployments if not one.paused and any(each.active for each in one.schedules)}
+        ours = (one for one in read_pages(client.read_deployments) if one.entrypoint == _FLOW)
+        return {one.name for one in ours if not one.paused and any(each.active for each in one.schedules)}
 
-    from prefect.client.schemas import filters
+    from flows.server.configured import read_pages
 
     return _ask_server("what is deployed", ask, unconfigured=set[str](), unknown=None)
 
@@ -200,18 +198,15 @@ def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
 
 def _ask_server(what: str, ask: Callable[[SyncPrefectClient], T], *, unconfigured: T, unknown: T) -> T:
     """Return what the configured server answers, or `unknown` if it does not at once."""
-    from prefect import settings
+    from prefect.settings import get_current_settings
 
-    if not (url := settings.get_current_settings().api.url):
+    if not (url := get_current_settings().api.url):
         return unconfigured
-    from prefect.client.orchestration import get_client
+    from flows.server.configured import open_impatient_client, refuse_non_api_url
 
-    from flows.server.configured import refuse_non_api_url
-
-    quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
     try:
         refuse_non_api_url(url)
-        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
+        with open_impatient_client() as client:
             return ask(client)
     except (httpx.HTTPError, EvergreenError) as error:
         logger.warning("the Prefect server does not say %s: %s", what, error)

@@ -1,13 +1,14 @@
-"""No run overtakes one that lives: Prefect's server may have marked a healthy run as crashed, as after it was away for long.
+"""Other runs of the project, as Prefect's server knows them. No run overtakes one that lives.
 
-On one machine, the recipe's lock decides. On another one, heartbeats do: a process that sends them after its run was marked as crashed
-still works.
+The server may have marked a healthy run as crashed, as after it was away for long. On one machine, the recipe's lock decides. On
+another one, heartbeats do: a process that sends them after its run was marked as crashed still works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -15,11 +16,14 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.runtime import deployment
 
+from flows.run import final_state
 from flows.run.history import recipe_of_parameters
 from flows.server.clock import HEARTBEAT, server_time
+from flows.server.configured import read_pages
 from params import TransientError
 
 _LOOKED_AT: Final = timedelta(days=1)
@@ -29,49 +33,52 @@ _AT_ITS_END: Final = timedelta(seconds=30)
 """A heartbeat may still be on its way when a process reports that it has crashed."""
 
 
+def read_ended_runs(
+    recipe: str, client: SyncPrefectClient, ends: Collection[StateType], since: datetime
+) -> Iterator[FlowRun]:
+    """Yield the runs of `recipe`, in any deployment of this project, that ended so, but those that did nothing; the oldest first.
+
+    Raises:
+        httpx.HTTPError: the server does not answer.
+    """
+    own = client.read_deployment(UUID(deployment.id))
+    of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[own.flow_id]))
+    deployments = read_pages(partial(client.read_deployments, flow_filter=of_flow))
+    place = own.path, own.entrypoint, own.pull_steps  # that of another project on this server is another one
+    alike = [one.id for one in deployments if (one.path, one.entrypoint, one.pull_steps) == place]
+    wanted = filters.FlowRunFilter(
+        deployment_id=filters.FlowRunFilterDeploymentId(any_=alike),
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=list(ends)),
+            name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW]),  # most, of a frequent schedule
+        ),
+        end_time=filters.FlowRunFilterEndTime(after_=since),
+    )
+    read = partial(client.read_flow_runs, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC)
+    yield from (run for run in read_pages(read) if recipe_of_parameters(run.parameters) == recipe)
+
+
 def refuse_to_overtake(recipe: str) -> None:
     """Check that no run of `recipe` that the server has marked as crashed is still alive, in any deployment of this project.
 
     Raises:
         TransientError: there is one.
     """
-    own = deployment.id
-    if not own:
+    if not deployment.id:
         return
     now = server_time()
-    crashed = filters.FlowRunFilterStateType(any_=[StateType.CRASHED])
     try:
         with get_client(sync_client=True) as client:
-            wanted = filters.FlowRunFilter(
-                deployment_id=filters.FlowRunFilterDeploymentId(any_=_deployments_like(UUID(own), client)),
-                state=filters.FlowRunFilterState(type=crashed),
-                end_time=filters.FlowRunFilterEndTime(after_=now - _LOOKED_AT),
-            )
-            for run in client.read_flow_runs(flow_run_filter=wanted):
-                if recipe_of_parameters(run.parameters) != recipe:
-                    continue
+            for run in read_ended_runs(recipe, client, [StateType.CRASHED], now - _LOOKED_AT):
                 beats = EventFilter(
                     event=EventNameFilter(name=[HEARTBEAT]),
                     resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
                     occurred=EventOccurredFilter(since=now - _SILENT_FOR, until=now + _SILENT_FOR),
                 )
                 times = [event.occurred for event in client.read_events(beats, limit=1).events]
-                _refuse_if_alive(run, times)
+                if run.state and any(time > run.state.timestamp + _AT_ITS_END for time in times):
+                    what = f"the server has marked the run {run.name} ({run.id}) as crashed, but its process still sends heartbeats"
+                    fix = "wait until it has ended, or end its process; then start this run again"
+                    raise TransientError("Prefect's server", what, fix)
     except httpx.HTTPError:
         return  # what the run asks next says what is wrong
-
-
-def _deployments_like(own: UUID, client: SyncPrefectClient) -> list[UUID]:
-    """Return the deployments whose runs work in the same place as those of one: one server may serve several projects."""
-    this = client.read_deployment(own)
-    of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[this.flow_id]))
-    place = this.path, this.entrypoint, this.pull_steps
-    found = client.read_deployments(flow_filter=of_flow)
-    return [own, *(one.id for one in found if (one.path, one.entrypoint, one.pull_steps) == place)]
-
-
-def _refuse_if_alive(run: FlowRun, heartbeats: Sequence[datetime]) -> None:
-    if run.state and any(time > run.state.timestamp + _AT_ITS_END for time in heartbeats):
-        what = f"the server has marked the run {run.name} ({run.id}) as crashed, but its process still sends heartbeats"
-        fix = "wait until it has ended, or end its process; then start this run again"
-        raise TransientError("Prefect's server", what, fix)

@@ -14,17 +14,15 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect import settings
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, CancelledRun, ObjectNotFound, Pause, PrefectException, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
+from flows.server.configured import open_impatient_client
 from params import PreemptedError
 
 _GOES_ON = (StateType.PENDING, StateType.RUNNING)
-_ANSWER_S = 5.0
 
 
 def state_after_signal(stop: KeyboardInterrupt | TerminationSignal) -> State[Any]:
@@ -48,9 +46,8 @@ def was_stopped_by_person(run_id: str) -> bool:
     is_this = run_id == flow_run.id
     if is_this and not _has_worker():
         return True
-    quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
     try:
-        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
+        with open_impatient_client() as client:
             state = client.read_flow_run(UUID(run_id)).state
             if state and state.type in _GOES_ON and not is_this:
                 lost = "was killed: it left no end, and the next run of the recipe found that"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from prefect import settings
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events import Event
-from prefect.settings import get_current_settings
 
 from params import EvergreenError, TransientError
 
+T = TypeVar("T")
 DATA_ARRIVED = "evergreen.data-arrived"
 """The event of `evergreen notice`, which starts each deployment that waits for it: `triggers` in prefect.yaml."""
 _ANSWER_S = 5.0
@@ -26,7 +28,7 @@ def open_configured_server_client() -> Iterator[SyncPrefectClient]:
         EvergreenError: none is named, or it refuses a request.
         TransientError: it does not answer.
     """
-    url = get_current_settings().api.url
+    url = settings.get_current_settings().api.url
     if not url:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
@@ -44,6 +46,22 @@ def open_configured_server_client() -> Iterator[SyncPrefectClient]:
     except httpx.HTTPError as error:
         what = f"does not answer: {error or type(error).__name__}"
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
+
+
+@contextlib.contextmanager
+def open_impatient_client() -> Iterator[SyncPrefectClient]:
+    """Open a client of the server that asks once, for what is no reason to wait."""
+    quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
+    with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
+        yield client
+
+
+def read_pages(read: Callable[..., list[T]]) -> Iterator[T]:
+    """Read page after page: the server answers with at most 200 at a time."""
+    offset = 0
+    while page := read(offset=offset, limit=200):
+        yield from page
+        offset += len(page)
 
 
 def announce_new_data(recipe: str, data: Mapping[str, str]) -> None:
@@ -73,7 +91,7 @@ def refuse_non_api_url(url: str) -> None:
 
 def answers_without_password() -> bool:
     """Whether the configured server answers to everybody, without a password."""
-    url = get_current_settings().api.url or ""
+    url = settings.get_current_settings().api.url or ""
     try:
         return httpx.get(f"{url}/version", timeout=10).status_code == httpx.codes.OK
     except httpx.HTTPError:

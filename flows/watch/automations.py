@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -40,7 +40,7 @@ from ruamel.yaml import YAML
 
 from flows.run import final_state
 from flows.server.clock import clock_warning
-from flows.server.configured import answers_without_password, open_configured_server_client, url_origin
+from flows.server.configured import answers_without_password, open_configured_server_client, read_pages, url_origin
 from params import EvergreenError
 from tasks.report.formatting import format_duration
 
@@ -116,7 +116,7 @@ def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None
     with open_configured_server_client() as client:
         found = create_or_find_destinations(client, notify)
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
-        deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
+        deployments = list(read_pages(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
         _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
         delete_unused_blocks(client, found)
     if warning := clock_warning():
@@ -170,15 +170,7 @@ def _bring_up_to_date(client: SyncPrefectClient, wanted: Sequence[AutomationCore
 def _made(client: SyncPrefectClient) -> list[Automation]:
     """The automations that this version or an earlier one has made."""
     tagged = AutomationFilter(tags=AutomationFilterTags(any_=[_TAG]))
-    return list(_all(partial(client.read_automations, automations=tagged)))
-
-
-def _all(read: Callable[..., list[T]]) -> Iterator[T]:
-    """Read page after page: the server answers with at most 200 at a time."""
-    offset = 0
-    while page := read(offset=offset, limit=200):
-        yield from page
-        offset += len(page)
+    return list(read_pages(partial(client.read_automations, automations=tagged)))
 
 
 def _print(automation: AutomationCore) -> None:

@@ -79,7 +79,7 @@ class Artifacts:
     @property
     def kept(self) -> Path:
         """What must outlive the project's folder, if that is a clone for one run (`KEPT_FOLDER`); else the same as `scratch`."""
-        outside = os.environ.get(KEPT_FOLDER) if self.root == Path() else None
+        outside = os.environ.get(KEPT_FOLDER) if self.root in (Path(), Path.cwd()) else None
         return Path(outside, self.recipe) if outside else self.scratch
 
     checkpoints = _Below("scratch", "checkpoints")  # folders of unfinished runs, one for each key of a run

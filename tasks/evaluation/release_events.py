@@ -14,7 +14,6 @@ from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
-from trainer.start import ReleaseReference
 
 SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
@@ -95,17 +94,6 @@ def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, eval
     append_release_event(artifacts, ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
 
 
-def log_found_release(artifacts: Artifacts, release: ReleaseReference, *, publish_id: str, time: datetime) -> None:
-    """Log a release that is on the Hub and in no log, at the time of its commit; the Hub does not say what the gate said."""
-    entry = ReleaseEvent(
-        event="published",
-        reasons=("its run left no line in this log; this one was made from the release itself",),
-        publish_id=publish_id,
-        **release.model_dump(),
-    )
-    append_release_event(artifacts, entry, time)
-
-
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
     """Return the fields of an entry that say what was evaluated, and the metrics."""
     fields = {"verdict": blessing.verdict, "weights": blessing.model, "metric": blessing.metric}
@@ -127,8 +115,10 @@ def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: dateti
 
 
 def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:
-    """Return the entries of the log, oldest first, without damaged lines."""
-    return read_log_and_unrecorded(artifacts, artifacts.release_events, ReleaseEvent)
+    """Return the entries of the log, oldest first, without damaged lines; none made from a release whose own line came later."""
+    entries = read_log_and_unrecorded(artifacts, artifacts.release_events, ReleaseEvent)
+    own = {entry.commit for entry in entries if entry.event == "published" and entry.verdict}
+    return [entry for entry in entries if entry.event != "published" or entry.verdict or entry.commit not in own]
 
 
 def format_release_event(entry: ReleaseEvent) -> str:

@@ -67,11 +67,8 @@ def gain_and_interval_texts(run: RunEntry) -> tuple[str, str]:
 
 def valid_row_count_text(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
-    return (
-        formatting.format_number(sum(count for split, count in run.rows.items() if split != "quarantined"))
-        if run.rows
-        else ""
-    )
+    passed = sum(count for split, count in run.rows.items() if split != "quarantined")
+    return formatting.format_number(passed) if run.rows else ""
 
 
 def age_text(seconds: float) -> str:

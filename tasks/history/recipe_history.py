@@ -14,6 +14,8 @@ from params.foundation.artifacts import Artifacts
 from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, read_runs
 
+_RELEASE = ("repo_id", "endpoint", "commit", "tag")
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -91,9 +93,12 @@ def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
     for receipt in receipts:
         if receipt.event == "verdict" and _work(receipt) in judged_further:
             continue
-        entry = _entry(artifacts, receipt)
-        if entry and not any(_tells(run, entry) for run in runs):
-            found.append(entry)
+        if entry := _entry(artifacts, receipt):
+            told = [number for number, run in enumerate(runs) if _tells(run, entry)]
+            found += [] if told else [entry]
+            for number in told:
+                if runs[number].is_from_server and runs[number].outcome == entry.outcome:  # it knows no release
+                    runs[number] = runs[number].model_copy(update={name: getattr(entry, name) for name in _RELEASE})
     return sorted([*runs, *found], key=lambda run: run.started)
 
 
@@ -105,7 +110,7 @@ def _tells(run: RunEntry, entry: RunEntry) -> bool:
     if not run.started <= entry.started <= run.ended or entry.outcome == "rolled back":
         return False
     is_decision = entry.outcome in {"published", "rejected"}
-    return not is_decision or (run.outcome, run.commit) == (entry.outcome, entry.commit)
+    return not is_decision or (run.outcome == entry.outcome and (run.is_from_server or run.commit == entry.commit))
 
 
 def _work(entry: ReleaseEvent) -> tuple[str | None, ...]:
@@ -124,7 +129,7 @@ def _entry(artifacts: Artifacts, receipt: ReleaseEvent) -> RunEntry | None:
     if metric := receipt.metric:
         value, champion = (receipt.metrics.get(model, {}).get(metric) for model in ("model", "champion"))
         evaluated = DecidingMetric(metric=metric, value=value, champion=champion)
-    same = {name: getattr(receipt, name) for name in ("verdict", "repo_id", "endpoint", "commit", "tag")}
+    same = {name: getattr(receipt, name) for name in ("verdict", *_RELEASE)}
     reasons = tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons
     times = {"started": time, "ended": time}
     return RunEntry(

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, cast
 
-from params import BudgetSpentError, EvergreenError, ModelError, Recipe, TransientError
+from params import BudgetSpentError, EvergreenError, ModelError, Recipe, StorageError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
@@ -63,7 +63,7 @@ class RunRecorder:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(OSError):  # the disk is full, which a stage says better
+            with contextlib.suppress(OSError, StorageError):  # the disk is full, which a stage says better
                 held.enter_context(_hold(self._note))
             for note in self.artifacts.unfinished_runs.glob("*.json"):
                 with (
@@ -76,14 +76,14 @@ class RunRecorder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        with self._held:
+        with self._held, contextlib.suppress(OSError):
             self._log(error)
+            if error is None:  # last: it may have no room
+                self.artifacts.succeeded.touch()
 
     def _log(self, error: BaseException | None) -> None:
         """Log the run, which no failure of that fails; what cannot be logged now, the next run finds in the note."""
         try:
-            if error is None:
-                self.artifacts.succeeded.touch()
             if error or any(one.outcome != "unchanged" for name, one in self.stages.items() if name != "ingest"):
                 self.entry = self._entry(error)
                 self._write_note(self.entry)

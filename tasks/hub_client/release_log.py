@@ -48,8 +48,8 @@ class MainCommit:
     """For a rollback: the tag with the files that main got back, who asked for it, and the reason."""
 
 
-def read_main_commits(repository: HubRepository) -> list[MainCommit]:
-    """Return the commits of main, newest first; none if there is no such repository, or none that this token may read.
+def read_main_commits(repository: HubRepository, *, last: int | None = None) -> list[MainCommit]:
+    """Return the `last` commits of main, newest first; none if there is no such repository, or none that this token may read.
 
     A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
     that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
@@ -61,8 +61,9 @@ def read_main_commits(repository: HubRepository) -> list[MainCommit]:
     """
     main = _Main.read(repository)
     entries: list[MainCommit] = []
-    known: set[str | None] = set()
-    for number, commit in reversed(list(enumerate(main.commits))):
+    before = main.commits[last : last + 1] if last is not None else ()
+    known: set[str | None] = {_blobs(main.tree(one.commit_id)).get(RELEASE_FILE) for one in before}
+    for number, commit in reversed(list(enumerate(main.commits[:last]))):
         rollback = main.rollback(number) or {}
         file = None if rollback else main.file_of_release(number, known)
         known.add(file)

@@ -172,11 +172,9 @@ class HubRepository:
 
     def holds(self, commit: str) -> bool:
         """Return whether the history of main has `commit`."""
-
-        def look() -> bool:
-            return any(entry.commit_id == commit for entry in self.history())
-
-        return self.retry_until_clear(look, missing=lambda: False)
+        return self.retry_until_clear(
+            lambda: any(one.commit_id == commit for one in self.history()), missing=lambda: False
+        )
 
     def refs(self) -> Refs:
         found = self.api.list_repo_refs(self.id)

@@ -46,11 +46,9 @@ class ParsedCard:
 def parse_card(text: str, *, is_model: bool = True) -> ParsedCard:
     """Parse a card and validate its metadata. Never raises: errors are in the result."""
     head, body = split_card(text)
-    return (
-        ParsedCard(text, warnings=[NO_METADATA])
-        if head is None
-        else replace(_read_head(head, is_model=is_model), body=body)
-    )
+    if head is None:
+        return ParsedCard(text, warnings=[NO_METADATA])
+    return replace(_read_head(head, is_model=is_model), body=body)
 
 
 @lru_cache(maxsize=64)  # whoever reads a page of the Hub makes it parse a card

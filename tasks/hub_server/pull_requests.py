@@ -329,11 +329,9 @@ def _read_changes(git: Repo, found: PullRequest) -> PullRequestChanges:
     conflicts |= {path for path in merged if file_above(path, merged.keys())}
 
     def entry(path: str, files: dict[str, ObjectID]) -> git_objects.TreeEntry | None:
-        return (
-            git_objects.read_tree_entry(git, _shown(path), git_objects.FILE_MODE, files[path])
-            if path in files
-            else None
-        )
+        if path not in files:
+            return None
+        return git_objects.read_tree_entry(git, _shown(path), git_objects.FILE_MODE, files[path])
 
     files = [(_shown(path), entry(path, before), entry(path, after)) for path in changed]
     shown = [] if found.status == "merged" else [_shown(path) for path in sorted(conflicts)]

@@ -10,6 +10,7 @@ history of the branch is then rewritten to one commit: older checkpoints take no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from params import CheckpointError
 from params.schema import Publish
-from tasks.hub_client.faults import InconsistentStateError
+from tasks.hub_client.faults import InconsistentStateError, as_permanent_error
 from tasks.hub_client.repository import HubRepository, RetryPolicy
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, find_manifest_mismatch
 
@@ -69,7 +70,10 @@ class CheckpointsBranch:
         return f"{self.repository.where}, branch {BRANCH}"
 
     def put(self, folders: Mapping[str, list[CommitOperationAdd]], title: str, *, squash: bool) -> str:
-        """Make each of `folders` hold exactly these files, in one commit, and return its id; with `squash`, it has no parents."""
+        """Make each of `folders` hold exactly these files, in one commit, and return its id.
+
+        With `squash`, it has no parents, unless the Hub refuses to rewrite branches, such as one of an earlier version.
+        """
         head = self.repository.ensure_exists(private=self.private).branches.get(BRANCH)
         if head is None:  # it starts from the first commit of main
             first = self.repository.history()[-1].commit_id
@@ -83,9 +87,14 @@ class CheckpointsBranch:
         commit = self.repository.commit(
             [*operations, *map(CommitOperationDelete, gone)], parent=head, title=title, trailers={}, branch=BRANCH
         )
-        if squash:
-            self.repository.api.super_squash_history(self.repository.id, branch=BRANCH, commit_message=title)
-            commit = self.repository.refs().branches.get(BRANCH, commit)
+        try:
+            if squash:
+                self.repository.api.super_squash_history(self.repository.id, branch=BRANCH, commit_message=title)
+                return self.repository.refs().branches.get(BRANCH, commit)
+        except HfHubHTTPError as error:
+            if not (refused := as_permanent_error(error, self.repository.api, self.repository.where)):
+                raise
+            logger.warning("mirror: older checkpoints stay in the history of the branch: %s", refused.what)
         return commit
 
     def checkpoints(self) -> Iterator[MirroredCheckpoint]:
@@ -106,11 +115,9 @@ class CheckpointsBranch:
 
     def step_of_last(self, identity: Mapping[str, str]) -> int:
         """Return the step of `last-checkpoint/` if it is of this run; else 0."""
-        try:
-            found = [c.step for c in self.checkpoints() if c.folder == LAST and c.identity == identity]
-        except RepositoryNotFoundError:
-            return 0
-        return max(found, default=0)
+        with contextlib.suppress(RepositoryNotFoundError):
+            return max((c.step for c in self.checkpoints() if c.folder == LAST and c.identity == identity), default=0)
+        return 0
 
     def load_sealed(self, name: str, commit: str, folder: Path) -> Path:
         """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import httpx2
-from huggingface_hub.errors import HfHubHTTPError
-
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation.report import Blessing
@@ -55,7 +52,7 @@ def describe_later_release(artifacts: Artifacts) -> str | None:
         head = repository.head()
         if head is None or head.commit == receipt.commit:
             return None
-        now = read_main_commits(repository)[0]
+        now = read_main_commits(repository, last=1)[0]
     if now.kind == "rollback":
         return f"{receipt.repo_id} {now.to}, by a rollback: {now.by}: {now.why} (revision {now.commit})"
     return f"{receipt.repo_id} {head.tag or now.commit}: {now.title} (revision {now.commit})"
@@ -63,13 +60,7 @@ def describe_later_release(artifacts: Artifacts) -> str | None:
 
 def fetch_pull_request_status(repository: HubRepository, number: int) -> str | None:
     """Return the status of a pull request: `open`, `draft`, `closed` or `merged`; None if it is not there."""
-
-    def attempt() -> str | None:
-        try:
-            return repository.api.get_discussion_details(repository.id, number).status
-        except HfHubHTTPError as error:
-            if error.response.status_code == httpx2.codes.NOT_FOUND:
-                return None
-            raise
-
-    return repository.retry_until_clear(attempt)
+    proposals = repository.retry_until_clear(
+        lambda: list(repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"))
+    )
+    return next((one.status for one in proposals if one.num == number), None)

@@ -65,16 +65,14 @@ class ReleaseProposals:
         """Return what a person has decided on a pull request; None if it waits, or if we have closed it."""
 
         def look() -> ReleaseOutcome | None:
-            for found in self._of_any_recipe():
-                if found.num != number:
-                    continue
-                if found.status == "closed" and self._is_rejected(found):
-                    return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
-                if found.status == "merged":
-                    self._tag_merged([found])
-                    if commit := self.repository.refs().tags.get(_named(found)["tag"]):
-                        note = f"pull request {number} was merged"
-                        return ReleaseOutcome("published", commit, pull_request=number, note=note)
+            found = next((one for one in self._of_any_recipe() if one.num == number), None)
+            if found and found.status == "closed" and self._is_rejected(found):
+                return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
+            if found and found.status == "merged":
+                self._tag_merged([found])
+                if commit := self.repository.refs().tags.get(_named(found)["tag"]):
+                    note = f"pull request {number} was merged"
+                    return ReleaseOutcome("published", commit, pull_request=number, note=note)
             return None
 
         return self.repository.retry_until_clear(look, missing=lambda: None)

@@ -24,7 +24,7 @@ from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
-from tasks.publishing.unlogged import log_champion_without_line, log_decision, undecided_proposal
+from tasks.publishing.unlogged import log_decision, log_releases_without_line, undecided_proposal
 from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 
@@ -68,7 +68,7 @@ def publish(
         save_report(dry_run, artifacts.receipt)
         return dry_run
     log_decision(candidate)
-    log_champion_without_line(candidate)
+    log_releases_without_line(candidate)
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=repo_id, endpoint=endpoint)

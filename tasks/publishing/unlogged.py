@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from datetime import datetime
+from typing import Any
 
 from tasks.digests import PROVENANCE
-from tasks.evaluation.release_events import ReleaseEvent, append_release_event, log_found_release, read_release_events
+from tasks.evaluation.release_events import ReleaseEvent, append_release_event, read_release_events
 from tasks.hub_client.release_file import ReleaseRecord
+from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import MAX_BYTES
 
 logger = logging.getLogger(__name__)
+_LOOKED_AT = 30  # commits of main, the newest
+_NO_LINE = "its run left no line in this log; this one was made from the release itself"
 
 
 def undecided_proposal(candidate: Candidate) -> ReleaseEvent | None:
@@ -27,36 +32,51 @@ def log_decision(candidate: Candidate) -> None:
     """Log what a person has decided on the last proposal of another model: no receipt says it, since this run has begun."""
     from tasks.publishing.proposal import ReleaseProposals
 
-    proposed = undecided_proposal(candidate)
+    proposed, blessing = undecided_proposal(candidate), candidate.blessing
     if proposed is None or not proposed.pull_request or candidate.publish.dry_run:
         return
-    if proposed.weights == candidate.blessing.model:  # the receipt will say it
+    if proposed.weights == blessing.model and blessing.verdict == "publish":  # the receipt will say it
         return
     with candidate.open() as repository:
         decision = ReleaseProposals(repository, candidate.artifacts.recipe).decision(proposed.pull_request)
     if decision:
         logger.info("publish: %s", decision.note)
-        reasons = (*proposed.reasons, decision.note)
-        made = {"event": decision.status, "commit": decision.commit, "reasons": reasons}
+        made = {"event": decision.status, "commit": decision.commit, "reasons": (*proposed.reasons, decision.note)}
         append_release_event(candidate.artifacts, proposed.model_copy(update=made))
 
 
-def log_champion_without_line(candidate: Candidate) -> None:
-    """Log the release of the champion if this recipe has published it and the log does not know it: its run's record was lost."""
+def log_releases_without_line(candidate: Candidate) -> None:
+    """Log this recipe's releases and rollbacks on main since the last that the log knows: their records may have been lost."""
+    from tasks.hub_client.release_log import read_main_commits
+
     champion, artifacts = candidate.blessing.champion, candidate.artifacts
     logged = {one.commit for one in read_release_events(artifacts) if one.event in {"published", "rollback"}}
     if champion is None or champion.commit in logged or candidate.publish.dry_run:
         return
-
-    def look() -> tuple[ReleaseRecord, datetime] | None:
-        record = ReleaseRecord.of(repository, champion.commit)
-        provenance = record and repository.read(champion.commit, PROVENANCE, max_bytes=MAX_BYTES)
-        if not record or not provenance or json.loads(provenance)["recipe"]["name"] != artifacts.recipe:
-            return None
-        times = {commit.commit_id: commit.created_at for commit in repository.history()}
-        return (record, times[champion.commit]) if champion.commit in times else None
-
     with candidate.open() as repository:
-        if found := repository.retry_until_clear(look):
-            logger.warning("publish: logs the release %s, whose run left no line", champion.tag or champion.commit)
-            log_found_release(artifacts, champion, publish_id=found[0].publish_id, time=found[1])
+        commits = [one.commit_id for one in repository.retry_until_clear(repository.history)[:_LOOKED_AT]]
+        new = next((number for number, commit in enumerate(commits) if commit in logged), len(commits))
+        for one in reversed(read_main_commits(repository, last=new)):
+            if one.kind == "other" or not (made := _own_release(repository, one.commit, artifacts.recipe)):
+                continue
+            made |= {"event": "published", "reasons": [_NO_LINE]}
+            if one.kind == "rollback":
+                made = {"event": one.kind, "reasons": [one.why], "by": one.by, "tag": one.to}
+            made |= {"repo_id": candidate.publish.repo_id, "endpoint": candidate.endpoint, "commit": one.commit}
+            logger.warning("publish: logs the %s %s, which left no line", one.kind, made["tag"])
+            append_release_event(artifacts, ReleaseEvent(**made), datetime.fromisoformat(one.date))
+
+
+def _own_release(repository: HubRepository, commit: str, recipe: str) -> dict[str, Any]:
+    """Return what a line says of the release that a commit holds; nothing if `recipe` has not published it."""
+
+    def look() -> dict[str, Any]:
+        record = ReleaseRecord.of(repository, commit)
+        provenance = record and repository.read(commit, PROVENANCE, max_bytes=MAX_BYTES)
+        with contextlib.suppress(ValueError, TypeError, LookupError):  # somebody has made it by hand
+            if record and json.loads(provenance or b"{}")["recipe"]["name"] == recipe:
+                weights = tree_weights_digest(repository.tree(commit))
+                return {"tag": record.tag, "publish_id": record.publish_id, "weights": weights}
+        return {}
+
+    return repository.retry_until_clear(look)

@@ -302,6 +302,45 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
+def test_runs_that_only_the_server_knows_are_logged_once(watched: Watched) -> None:
+    good, bad = ({"deployment_id": watched.deployments[name]} for name in ("good", "bad"))
+    running = ("RUNNING", "Running", "")
+    unrecorded = ("FAILED", "Not recorded", "{}, but not recorded: origin/main: cannot read")
+    spent = "Flow run encountered an exception: BudgetSpentError: the training has used up its hours"
+    ends = {
+        watched.retrain(running, end, **deployment): outcome
+        for deployment, end, outcome in (
+            (good, ("CRASHED", "Crashed", "its machine is gone"), "crashed"),
+            (bad, ("CANCELLED", "Cancelled", ""), "cancelled"),
+            (good, ("FAILED", "Failed", spent), "budget spent"),
+            (good, (*unrecorded[:2], unrecorded[2].format("Published")), "published"),
+            (good, (*unrecorded[:2], unrecorded[2].format("Nothing new")), None),
+            (good, ("COMPLETED", "Nothing new", ""), None),
+            (good, ("CRASHED", "Crashed", ""), None),
+        )
+    }
+    known = list(ends)[-1]
+    code = """if True:
+        import logging, sys
+        from flows.run.lost_runs import log_runs_without_entry
+        from params.foundation.artifacts import Artifacts
+        from tasks.history.run_log import RunEntry, append_run, read_runs
+        times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00Z")
+        entry = RunEntry(run_id=sys.argv[1], recipe="tiny", outcome="cancelled", **times)
+        append_run(Artifacts("tiny"), entry)
+        log_runs_without_entry(Artifacts("tiny"), logging.getLogger())
+        for run in read_runs(Artifacts("tiny")):
+            print(f"{run.run_id}={run.outcome}")
+    """
+    watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(running, **good)
+    for _ in range(2):
+        lines = watched.run("python", "-c", code, known).splitlines()
+        found = sorted(line for line in lines if line.partition("=")[0] in ends)
+        expected = {run: outcome for run, outcome in ends.items() if outcome} | {known: "cancelled"}
+        assert found == sorted(f"{run}={outcome}" for run, outcome in expected.items())
+    del watched.environment["PREFECT__FLOW_RUN_ID"]
+
+
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
     watched.watch(600)
     first = watched.automations()

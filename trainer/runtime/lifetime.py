@@ -122,21 +122,23 @@ def hold_file_lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[No
     """Hold a lock on the file `path`; the kernel frees it when this process ends, however it ends.
 
     The file holds the owner's process id and is never deleted. If another process holds the lock after `wait_s`, the
-    TransientError says that `what` is already running.
+    TransientError says that `what` is already running; a StorageError, that the disk is full or read-only.
     """
     from filelock import FileLock, Timeout
 
     from params import TransientError
+    from params.foundation.artifacts import translate_disk_errors
 
     def write_owner(file: int) -> None:
         with contextlib.suppress(OSError):  # a full disk stops no lock
             os.truncate(file, 0)
             os.pwrite(file, str(os.getpid()).encode(), 0)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=wait_s, fallback_to_soft=False, on_acquired=write_owner)
     try:
-        lock.acquire()
+        with translate_disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     except Timeout:
         owner = path.read_text(encoding="utf-8").strip() or "unknown"  # one of this moment may not have written it yet
         what = f"{what} is already running in process {owner}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from flows.record import recording as record
 from flows.record.kept_folder import keep_outside_of_clone
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
 from flows.run.kept_reports import keep_report, with_report
-from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
+from params import DataError, ModelError, RecipeError, RemoteRefusedError, StorageError, TransientError
 from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import RunEntry, append_run, read_runs
@@ -583,6 +584,43 @@ class TestRefusal:
         assert sorted(logged) == sorted(entry(number).run_id for number in (1, 7, 2, 3))
         assert KEPT_FOLDER not in os.environ
 
+    def test_what_a_branch_lacks_goes_to_no_other_branch(
+        self, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two deployments of a project on one worker: what one could not record stays its own."""
+        git(remote, "branch", "staging", "main")
+
+        def run(number: int, branch: str) -> None:
+            here = tmp_path / str(number)
+            git(tmp_path, "clone", "-q", "-b", branch, str(remote), str(here))
+            monkeypatch.chdir(here)
+            write_text_atomically(here / ".dvc/config.local", f"[cache]\n    dir = {tmp_path / 'cache'}\n")
+            artifacts, to = Worker(here).ran("a", number), RecordTarget(branch=branch)
+            with keep_outside_of_clone(artifacts, to):
+                append_run(artifacts, entry(number))
+                record.record_run_on_branch(artifacts, to, log, RAN)
+
+        hook(remote, "pre-receive", "exit 1")
+        with pytest.raises(RemoteRefusedError):
+            run(1, "staging")
+        (remote / "hooks/pre-receive").unlink()
+        for number, branch in ((2, "main"), (3, "staging")):
+            run(number, branch)
+        for branch, numbers in (("main", [2]), ("staging", [1, 3])):
+            lines = git(remote, "show", f"{branch}:runs/a/runs.jsonl").splitlines()
+            assert [json.loads(line)["run_id"] for line in lines] == [entry(number).run_id for number in numbers]
+
+    def test_a_folder_that_cannot_keep_ends_the_run_before_it_does_anything(
+        self, worker: Worker, tmp_path: Path
+    ) -> None:
+        (worker.root / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
+        write_text_atomically(tmp_path / "cache/evergreen", "a file where the folder belongs")
+        with (
+            pytest.raises(StorageError, match="cannot be written: Not a directory"),
+            keep_outside_of_clone(worker.ran("a", 1), TO),
+        ):
+            pytest.fail("a stage might publish now")
+
     def test_its_report_outlives_the_clone(self, worker: Worker, remote: Path, tmp_path: Path) -> None:
         artifacts = worker.ran("a", 1)
         failed = StageTiming(stage="validate", seconds=1.0, outcome="failed", error="row 3: 'a private text'")
@@ -709,9 +747,26 @@ class TestRefusal:
         ]
         worker.write("dvc.yaml", "\n".join(["stages:", *stages]))
         worker.write(".dvc/config", "[core]\nremote = storage\n['remote \"storage\"']\nurl = s3://bucket\n")
-        with pytest.raises(RemoteRefusedError, match="dvc push: the DVC remote `storage`: cannot be used"):
-            record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
-        assert commits(remote) == ["the project"]
+        artifacts = worker.ran("a", 1)
+        append_run(artifacts, entry(1))
+        for _ in range(2):
+            with pytest.raises(RemoteRefusedError, match="dvc push: the DVC remote `storage`: cannot be used"):
+                record.record_run_on_branch(artifacts, TO, log, RAN)
+        assert commits(remote) == ["Record a: published release-1", "the project"]
+        assert git(remote, "show", "--name-only", "--format=", "main").splitlines() == list(map(str, artifacts.logs))
+
+    def test_a_log_that_git_cannot_read_is_not_replaced(self, worker: Worker, remote: Path) -> None:
+        """As in a clone that asks for the content of a file when it reads it, while the remote is away."""
+        artifacts = worker.ran("a", 1)
+        append_run(artifacts, entry(1))
+        record.record_run_on_branch(artifacts, TO, log, RAN)
+        before = recorded(remote, "runs/a/runs.jsonl")
+        blob = git(remote, "rev-parse", "main:runs/a/runs.jsonl")
+        (worker.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
+        append_run(worker.ran("a", 2), entry(2))
+        with pytest.raises(TransientError, match="cannot read the branch"):
+            record.record_run_on_branch(artifacts, TO, log, RAN, waits_s=())
+        assert recorded(remote, "runs/a/runs.jsonl") == before
 
     def test_no_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -763,6 +818,19 @@ class TestRecording:
             pass
         assert isinstance(failed.value.cause, RemoteRefusedError)
         assert failed.value.cause.what.endswith("the run itself: published release-1, which is not recorded")
+
+    def test_an_error_of_the_disk_does_not_hide_a_publication(
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(record._Recorder, "keep_logs", fail)
+        with (
+            pytest.raises(UnrecordedRunError, match="published release-1, which is not recorded"),
+            record_run_after_block(worker.ran("a", 1), TO, RAN, log),
+        ):
+            pass
 
     def test_nothing_is_recorded_unless_asked_for(self, worker: Worker, remote: Path) -> None:
         with record_run_after_block(worker.ran("a", 1), None, RAN, log):

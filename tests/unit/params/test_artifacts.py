@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from params.foundation.artifacts import as_storage_error, link_or_copy
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts, as_storage_error, link_or_copy
 
 
 def test_second_name_takes_no_space(tmp_path: Path) -> None:
@@ -47,3 +47,13 @@ def test_a_folder_that_cannot_be_copied_is_told_by_the_cause_of_its_files(
     assert (found is not None) is is_storage
     if found:
         assert "No space left on device" in found.what
+
+
+def test_what_must_outlive_a_clone_is_outside_of_it_however_its_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `launch.data_cluster`, a stage names its files from the root of the file system."""
+    monkeypatch.setenv(KEPT_FOLDER, str(tmp_path / "kept"))
+    monkeypatch.chdir(tmp_path)
+    assert Artifacts("a").kept == Artifacts("a", tmp_path).kept == tmp_path / "kept/a"
+    assert Artifacts("a", tmp_path / "other").kept == tmp_path / "other/.scratch/a"

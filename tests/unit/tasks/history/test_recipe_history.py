@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent
+from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
+from tasks.history.run_log import RunEntry
 from tests.unit.tasks.history.example import FIRST, entry, write
 
 
@@ -60,6 +61,19 @@ def test_a_log_of_receipts_alone_gives_a_history(artifacts):
     assert found[-1].reasons == ("by ann: because",)
     assert {run.seconds for run in found} == {None}
     assert {run.cost for run in found} == {None}
+
+
+def test_a_release_whose_run_only_the_server_knows_is_shown_once(artifacts):
+    known = {"run_id": entry(1).run_id, "is_from_server": True, "outcome": "published"}
+    started = {name: getattr(entry(1), name) for name in ("recipe", "started", "ended")}
+    write(artifacts, [RunEntry.model_validate(known | started)])
+    found = receipt("published", entry(1).ended - timedelta(seconds=3), verdict=None)
+    write_receipts(artifacts, found)
+    (run,) = read_runs_with_receipts(artifacts)
+    assert (run.run_id, run.tag, run.commit, run.repo_id) == (entry(1).run_id, "v1", found.commit, "tests/tiny")
+    own = receipt("published", entry(1).ended - timedelta(seconds=2))
+    write_receipts(artifacts, found, own)
+    assert read_release_events(artifacts) == [own], "another worker had it"
 
 
 def test_what_a_logged_run_did_is_not_shown_again(artifacts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -47,6 +48,14 @@ def follow(artifacts: Artifacts, outcomes: Sequence[str], error: BaseException |
 def change(artifacts: Artifacts, name: str, **values: object) -> None:
     path = artifacts.report(name)
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_mark_for_which_there_is_no_room_makes_no_run_a_crashed_one(artifacts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pathlib.Path.touch", lambda _: os.open("/dev/full/none", os.O_CREAT))
+        entry = follow(artifacts, ["ran"] * 6)
+    assert entry is not None
+    assert entry.outcome == "published"
 
 
 def test_a_published_run_has_the_numbers_of_the_gate(artifacts):

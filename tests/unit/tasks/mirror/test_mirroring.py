@@ -17,9 +17,9 @@ from huggingface_hub.utils import disable_progress_bars
 from params import RecipeError, load
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
-from tasks.hub_server.server import LocalHub
 from tasks.mirror.upload import UploadQueue, upload_during_run
 from tests.support import tiny
+from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import ROOT
 from tests.support.training import plan_job
 from trainer.checkpoints import sealed
@@ -77,7 +77,7 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     disable_progress_bars()
-    with LocalHub(tmp_path / "hub", tokens={TOKEN: "tests", "hf_tokenofbob": "bob"}) as running:
+    with FaultyHub(tmp_path / "hub", tokens={TOKEN: "tests", "hf_tokenofbob": "bob"}) as running:
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield running
@@ -133,6 +133,17 @@ def test_mirror_replaces_checkpoint_and_best_weights_in_one_commit(machine, api,
     assert files(api, "main") == set()
     assert api.model_info(REPO).private
     assert not machine.queue.exists(), "uploaded files leave the queue"
+
+
+def test_a_hub_that_rewrites_no_branch_gets_every_checkpoint(machine, hub, api, caplog):
+    """Such as one of an earlier version; a fault that passes is tried again."""
+    for step, status in ((4, 503), (8, 404)):
+        hub.faults[:] = [Fault("super-squash", "before", status)]
+        machine.checkpoint(machine.queue, step)
+        assert main(["mirror", RECIPE]) == os.EX_OK
+    assert commits(api) == 2
+    assert content(api, "last-checkpoint/model.safetensors", machine.root) == b"model.safetensors at step 8"
+    assert "older checkpoints stay in the history of the branch" in caplog.text
 
 
 def test_fetch_restores_the_mirrored_files(machine, api, caplog):

@@ -21,9 +21,11 @@ from tasks.evaluation.release_events import read_release_events
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import does_hub_match_receipt
+from tasks.releases.rollback import commit_rollback
 from tests.support import releases, tiny
 from tests.support.forked_code import run_elsewhere
 from tests.support.project import ROOT, free_port
+from tests.support.publications import patient
 from trainer import objectives
 from trainer.data import tokens
 
@@ -129,15 +131,33 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
         assert (entry.metric, entry.weights, entry.repo_id) == (metrics["metric"], blessing["model"], REPO)
         assert entry.time
 
+    releases.learn(artifacts, recipe, 2 * STEPS)
+    releases.evaluate(artifacts, recipe)
+    second = run(prepared)
+    with hub(artifacts) as running:  # as somebody does in another folder
+        repository = patient(client(running), repo_id=REPO)
+        back = commit_rollback(repository, receipt.tag, by="Ada", why="wrong labels")
+    releases.learn(artifacts, recipe, 3 * STEPS)
+    releases.evaluate(artifacts, recipe)
+    expected = {one.commit: one for one in read_release_events(artifacts) if one.event == "published"}
     lines = artifacts.release_events.read_text().splitlines(keepends=True)
     artifacts.release_events.write_text("".join(line for line in lines if '"event":"published"' not in line))
     shutil.rmtree(artifacts.unrecorded)
-    for _ in range(2):  # as if the worker that published had been lost with its log
-        run(prepared)
-    (found,) = [entry for entry in read_release_events(artifacts) if entry.event == "published"]
-    same = ("commit", "tag", "publish_id", "weights", "repo_id", "endpoint")
-    assert [getattr(found, name) for name in same] == [getattr(published, name) for name in same]
-    assert abs(datetime.fromisoformat(found.time) - datetime.fromisoformat(published.time)).seconds <= 5
+    for _ in range(2):  # as if the workers that published had been lost with their logs
+        third = run(prepared)
+    found = [entry for entry in read_release_events(artifacts) if entry.event in {"published", "rollback"}]
+    assert [entry.commit for entry in found] == [receipt.commit, second.commit, back.commit, third.commit]
+    assert (found[2].event, found[2].tag, found[2].by, found[2].reasons) == (
+        "rollback",
+        receipt.tag,
+        "Ada",
+        ("wrong labels",),
+    )
+    same = ("event", "tag", "publish_id", "weights", "repo_id", "endpoint")
+    for line in found[:2]:
+        own = expected[line.commit]
+        assert [getattr(line, name) for name in same] == [getattr(own, name) for name in same]
+        assert abs(datetime.fromisoformat(line.time) - datetime.fromisoformat(own.time)).seconds <= 5
 
 
 @pytest.mark.slow
@@ -167,6 +187,19 @@ def test_publish_that_fails_through_dvc_leaves_the_log(tmp_path):
     assert dvc("repro").returncode == 0
     assert artifacts.receipt.read_bytes() == receipt
     assert artifacts.release_events.read_bytes() == log, "the same release was logged twice"
+
+
+def test_a_merged_proposal_is_logged_although_its_model_is_judged_again(tmp_path):
+    artifacts, recipe = prepared = evaluated(tmp_path)
+    proposed = run(prepared, approval="pull_request")
+    with hub(artifacts) as running:
+        client(running).merge_pull_request(REPO, proposed.pull_request)
+    releases.evaluate(artifacts, recipe)
+    assert run(prepared, approval="pull_request").status == "kept", "the published model has the same weights"
+    (merged,) = [entry for entry in read_release_events(artifacts) if entry.event == "published"]
+    assert (merged.tag, merged.pull_request, merged.verdict) == (proposed.tag, proposed.pull_request, "publish")
+    with hub(artifacts) as running:
+        assert [tag.name for tag in client(running).list_repo_refs(REPO).tags] == [proposed.tag]
 
 
 def test_release_removed_from_the_hub_is_published_again(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from params import TransientError
+from params import StorageError, TransientError
 from tests.support.project import ROOT, wait_for
 from trainer.runtime.lifetime import hold_file_lock, stop_process_group
 
@@ -100,6 +100,17 @@ class TestExclusive:
         path.write_text("1234567890123")
         with hold_file_lock(path, "a test"):
             assert path.read_text() == str(os.getpid())
+
+    def test_a_lock_that_the_disk_does_not_allow_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(Path, "mkdir", fail)
+        with (
+            pytest.raises(StorageError, match=r"x\.lock: cannot be written: Read-only"),
+            hold_file_lock(tmp_path / "x.lock", "a test"),
+        ):
+            pass
 
     def test_full_disk_stops_no_lock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "x.lock"
