@@ -44,7 +44,7 @@ def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
     if ancestors and not is_fork():
         import psutil
 
-        known = {*ancestors, int(os.environ.get(FORK, 0))}
+        known = {*ancestors, int(os.environ.get(FORK, "0"))}
         is_orphan |= not any(process.pid in known for process in psutil.Process().parents())
     if is_orphan:
         print("the process that started this one has ended", file=sys.stderr, flush=True)

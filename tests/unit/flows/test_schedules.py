@@ -109,8 +109,6 @@ def test_a_server_that_refuses_says_what_to_set(monkeypatch, caplog):
         def do_GET(self):
             self.send_error(HTTPStatus.UNAUTHORIZED)
 
-        do_POST = do_GET
-
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
