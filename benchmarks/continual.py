@@ -9,8 +9,8 @@ the most rows:
 - three intents are frequent until June and rare from July on, and three others the other way round: a label shift;
 - a new intent comes in April; another one fades from January on and is gone in October.
 
-Every month, a recipe runs through all stages and meets the gate, with all rows that were held out until then. The table has the
-accuracy of the model that is published after each month on the held-out rows of the next month (`next`), of this one (`new`) and of all
+Every month, a recipe runs through all stages and meets the gate, with all rows that were held out until then; those of an intent that it
+has no rows to learn from are left out there, and counted in the table. It has the accuracy of the model that is published after each month on the held-out rows of the next month (`next`), of this one (`new`) and of all
 before (`known`), as means over the year. What stands behind ± is the larger one of the standard errors over the seeds, which draw other
 rows and train with other orders, and over the rows. `--results` keeps the months in a file of JSON lines, and does not
 live again through those that stand in it.
@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -53,6 +53,8 @@ _IMPORTED = (
     "accelerate",
     "transformers.models.auto.modeling_auto",
 )
+_LEARNABLE = 4
+"""Rows to learn from that an intent needs for its held-out rows to be judged by the gate: validate refuses labels that no train row has."""
 _FADES = (24, 20, 16, 12, 8, 6, 4, 2, 1)
 _RECIPE: dict[str, Any] = {
     "data": {
@@ -197,8 +199,10 @@ def live(data: Path, strategy: Strategy, seed: int, months: int, kept: Path) -> 
     _, learned, held_out = draw_year(data, seed)
     for month in range(1, months + 1):
         first = {None: 0, 0: since}.get(strategy.window, max(0, month - (strategy.window or 0)))
-        _write_rows("train.csv", (row for rows in learned[first:month] for row in rows))
-        _write_rows("test.csv", (row for rows in held_out[:month] for row in rows))
+        train = [row for rows in learned[first:month] for row in rows]
+        _write_rows("train.csv", train)
+        counts = Counter(row.intent for row in train)
+        _write_rows("test.csv", (row for rows in held_out[:month] for row in rows if counts[row.intent] >= _LEARNABLE))
         for stage in STAGES[:-1]:
             run_stage(stage, artifacts.recipe_path)
         verdict = json.loads(artifacts.blessing.read_bytes())["verdict"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, TransientError
+from params import EvergreenError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
@@ -52,7 +52,7 @@ def _run_stage(stage: str, recipe: Path) -> None:
             logger.debug("%s: %s", stage, line)
     except BaseException as error:
         failed = without_secrets(str(error)) or type(error).__name__
-        page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
+        page_due = page_due or isinstance(error, EvergreenError)
         raise
     finally:
         seconds = time.monotonic() - start

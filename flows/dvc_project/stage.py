@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import importlib
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ from trainer.reporting import log, signs_of_life
 from trainer.runtime.memory import reduce_garbage_collection
 
 _CACHE = Path(".dvc", "cache")
+_NOTHING_FREE = 2**20
+"""Bytes below which a disk is taken for full: large files find no room, while a small one may."""
 
 
 def is_any_stage_stale(*names: str) -> bool:
@@ -180,6 +184,8 @@ def to_evergreen_error(name: str, error: BaseException, more: str = "`dvc status
     if isinstance(error, FileNotFoundError) and error.filename:
         fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
         return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
+    if shutil.disk_usage(Path()).free < _NOTHING_FREE:  # it cuts DVC's own files short, which are then called corrupted
+        error = OSError(errno.ENOSPC, str(error))
     return as_storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {str(error) or repr(error)}", more)
 
 

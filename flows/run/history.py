@@ -64,7 +64,7 @@ def _show(artifacts: Artifacts) -> None:
         text = f"{runs_markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
         add_history_artifact(artifacts, text)
     except Exception as error:
-        is_known = isinstance(error, EvergreenError)
+        is_known = isinstance(error, EvergreenError | OSError)
         logger.warning("the page of all runs could not be written: %s", error, exc_info=not is_known)
 
 

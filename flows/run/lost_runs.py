@@ -64,7 +64,10 @@ def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
 def _ended_runs(deployment_id: UUID) -> list[FlowRun]:
     wanted = filters.FlowRunFilter(
         deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=list(TERMINAL_STATES)),
+            name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW]),  # most, of a frequent schedule
+        ),
         end_time=filters.FlowRunFilterEndTime(after_=datetime.now(UTC) - _LOOKED_AT),
     )
     found: list[FlowRun] = []

@@ -21,6 +21,8 @@ from tasks.history.run_log import read_runs
 from tests.support.project import Project, copy_project, stages_of, wait_for
 
 SUBJECTS = {"animal": ["cat", "dog", "cow"], "weather": ["rain", "snow", "fog"], "food": ["bread", "soup", "rice"]}
+LASTS = 4
+"""Months in which a word is said: each label gets one every month, so that there is something to learn."""
 MONTHS = int(os.environ.get("EVERGREEN_CHAOS_MONTHS", "12"))
 FLOW = ("python", "-m", "flows.cli", "run", "tiny")
 RECIPE: dict[str, Any] = {
@@ -81,16 +83,20 @@ def unbroken(tmp_path: Path, prefect_home: Path) -> Iterator[Project]:
         made.end()
 
 
+def word(label: str, month: int) -> str:
+    """The word of a label that comes up in a month."""
+    return "".join(random.Random(f"{label} {month}").choices("bcdfghklmnprstvz", k=6))
+
+
 def rows(name: str, count: int, month: int) -> list[dict[str, str]]:
-    """Rows of a month; food is a new label in April."""
+    """Rows of a month; food is a new label in April, and each word is new at some time."""
     chance = random.Random(f"{name} {month}")
     text, found = "said" if name == "feedback" else "text", []
     for number in range(count):
         label = chance.choice([*SUBJECTS] if month >= 4 else ["animal", "weather"])
-        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=28 * month + chance.random() * 28)
-        found.append(
-            {text: f"{chance.choice(SUBJECTS[label])} {name} {month} {number}", "label": label, "at": at.isoformat()}
-        )
+        at = datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=28 * month + chance.random() * 28)
+        words = SUBJECTS[label] + [word(label, past) for past in range(month - LASTS + 1, month + 1)]
+        found.append({text: f"{chance.choice(words)} {name} {month} {number}", "label": label, "at": at.isoformat()})
     return found
 
 

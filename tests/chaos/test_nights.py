@@ -22,7 +22,7 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.chaos.campaign import SEED
-from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
+from tests.support.faulty_hub import STRANGER, FaultyHub
 from tests.support.project import Project, ServedProject, wait_for
 from tests.support.sharing import RECORD, TOKEN, Shared, sharing
 
@@ -106,26 +106,12 @@ class Nights:
     @contextmanager
     def in_trouble(self, trouble: str) -> Iterator[None]:
         """While it lasts, something of what the workers share does not work."""
-        storage, hook = self.shared.folder / "storage", self.shared.git / "hooks/pre-receive"
-        away = storage.with_name("away")
-        if trouble == "git refuses":
-            hook.write_text("#!/bin/sh\nexit 1\n")
-            hook.chmod(0o755)
-        elif trouble == "DVC remote away" and storage.exists():
-            storage.rename(away)
-            storage.touch()  # else DVC would make an empty one
-        elif trouble == "Hub away":
-            self.hub.faults.append(Fault(".", "before", times=10**9))
-        elif trouble == "server away":
+        if trouble == "server away":
             self.office.stop_server()
         try:
-            yield
+            with self.shared.in_trouble(trouble, self.hub):
+                yield
         finally:
-            hook.unlink(missing_ok=True)
-            self.hub.faults.clear()
-            if away.exists():
-                storage.unlink()
-                away.rename(storage)
             if trouble == "server away":
                 self.office.start_server()
 

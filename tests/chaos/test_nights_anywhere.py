@@ -1,7 +1,7 @@
 """Nights of the deployment `default-anywhere`: each run has a clone that is deleted after it, and something goes wrong.
 
-`make slow` lives through one night of each kind, `make chaos` through thirty. EVERGREEN_CHAOS_NIGHTS sets their number,
-EVERGREEN_CHAOS_SEED what happens.
+`make test` lives through one of them, `make slow` through one of each kind, `make chaos` through thirty. EVERGREEN_CHAOS_NIGHTS sets their number,
+EVERGREEN_CHAOS_SEED what happens, EVERGREEN_CHAOS_TROUBLES which kinds of nights, separated by commas.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ import psutil
 import pytest
 
 from tests.chaos.campaign import SEED
-from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
+from tests.chaos.test_full_disk import fill
+from tests.support.faulty_hub import STRANGER, FaultyHub
 from tests.support.project import Project, ServedProject, wait_for, write_sentences
 from tests.support.sharing import TOKEN, Shared, sharing, write_deployment
 
@@ -35,12 +38,30 @@ TROUBLES = (
     "DVC remote away",
     "Hub away",
     "disk lost",
+    "disk full in ingest",
+    "disk full in train",
+    "disk full in the record",
+    "proposal merged",
+    "proposal closed",
+    "server restarted twice",
 )
-"""`disk lost`: git refuses, and what the worker has kept is gone before the next night."""
-NIGHTS = max(len(TROUBLES), int(os.environ.get("EVERGREEN_CHAOS_NIGHTS", "0")))
+"""`disk lost`: git refuses, and what the worker has kept is gone before the next night. A proposal of an evening run is decided
+while the next one trains; then approval is switched off."""
+FULL_AT = {
+    "disk full in ingest": "tasks ingest",
+    "disk full in train": "tasks train",
+    "disk full in the record": "flows.dvc_project.push",
+}
+"""What runs when the worker's disk gets full, and stays so until the night has ended."""
+DISK = "400m"
+REPO = "tests/tiny"
+SHORT = ("disk lost",)
+CHOSEN = os.environ.get("EVERGREEN_CHAOS_TROUBLES", ",".join(TROUBLES)).split(",")
+NIGHTS = max(len(CHOSEN), int(os.environ.get("EVERGREEN_CHAOS_NIGHTS", "0")))
 ENDS = {
     "Published": "published",
     "Kept the champion": "kept",
+    "Proposed": "proposed",
     "Refused": "refused",
     "Failed": "failed",
     "Crashed": "crashed",
@@ -52,12 +73,13 @@ ENDS = {
 class Nights:
     """A Prefect server, a worker, and their remotes; what has happened so far."""
 
-    def __init__(self, shared: Shared, hub: FaultyHub, office: ServedProject, worker: Project) -> None:
-        self.shared, self.hub, self.office, self.worker = shared, hub, office, worker
+    def __init__(self, shared: Shared, hub: FaultyHub, office: ServedProject, worker: Project, disk: Path) -> None:
+        self.shared, self.hub, self.office, self.worker, self.disk = shared, hub, office, worker, disk
         self.chance = random.Random(SEED)
         self.rows = 300
         self.states: dict[str, tuple[str, str]] = {}
-        """Name and message of the last state of each night, by the id of its run."""
+        """Name and message of the last state of each run, by its id."""
+        self.decided: Counter[str] = Counter()
 
     def start(self) -> None:
         self.office.start_server()
@@ -69,24 +91,80 @@ class Nights:
         self.process = self.worker.start("prefect", "worker", "start", "--pool", "local", log="worker.log")
 
     def night(self, trouble: str) -> str:
+        """A run of the deployment, after one in the evening if a proposal is decided; return the names of their last states."""
+        proposal = trouble.startswith("proposal")
+        ends = []
+        if proposal:
+            self.require_approval("timeout_s: 3", "timeout_s: 3, approval: pull_request")
+            ends.append(self.run("none"))
+        ends.append(self.run(trouble))
+        if proposal:
+            self.require_approval("timeout_s: 3, approval: pull_request", "timeout_s: 3")
+        return ", then ".join(ends)
+
+    def run(self, trouble: str) -> str:
         """A run of the deployment; return the name of its last state."""
         self.rows += 20
         self.push_rows(range(0, self.rows, 2) if trouble == "bad rows" else ())
         path = f"deployments/{self.deployment}/create_flow_run"
         run = self.office.post(path, state={"type": "SCHEDULED"})["id"]
-        with self.in_trouble(trouble):
-            if trouble in {"flow killed", "machine lost"}:
-                wait_for(lambda: self.state(run)["type"] == "RUNNING", "the run", 120, every_s=0.5)
-                time.sleep(self.chance.uniform(1, 15))
-                self.kill(run, with_worker=trouble == "machine lost")
-            wait_for(lambda: self.has_ended(run), f"the end of the night: {trouble}", 400, every_s=1)
+        with self.shared.in_trouble("git refuses" if trouble == "disk lost" else trouble, self.hub):
+            self.interfere(trouble, run)
+            wait_for(lambda: self.has_ended(run), f"the end of the night: {trouble}", 600, every_s=1)
         wait_for(lambda: not self.processes(run), "the end of all that the run has started", 60)
+        (self.disk / "ballast").unlink(missing_ok=True)
         state = self.state(run)
         self.states[run] = state["name"], state["message"] or ""
         self.look_at_reports(state["message"] or "")
         if trouble in {"machine lost", "disk lost"}:
-            shutil.rmtree(self.shared.folder / "cache")
+            for folder in self.disk.iterdir():
+                shutil.rmtree(folder)
+            (self.disk / "clones").mkdir()
         return state["name"]
+
+    def interfere(self, trouble: str, run: str) -> None:
+        """What happens while the run is under way."""
+        if trouble in {"flow killed", "machine lost"}:
+            self.wait_for_state(run, "RUNNING")
+            time.sleep(self.chance.uniform(1, 15))
+            self.kill(run, with_worker=trouble == "machine lost")
+        elif trouble in FULL_AT:
+            wait_for(lambda: self.is_at(run, FULL_AT[trouble]), FULL_AT[trouble], 300, every_s=0.02)
+            wait_for(lambda: fill(self.disk / "ballast", 0) or self.has_ended(run), "the end", 600, every_s=0.2)
+        elif trouble.startswith("proposal"):
+            [proposal] = [one.num for one in self.shared.api.get_repo_discussions(REPO, discussion_status="open")]
+            wait_for(lambda: self.is_at(run, "tasks train"), "the training", 300, every_s=0.05)
+            if trouble == "proposal merged":
+                self.shared.api.merge_pull_request(REPO, proposal)
+            else:
+                self.shared.api.change_discussion_status(REPO, proposal, "closed")
+            self.decided[trouble] += 1
+        elif trouble == "server restarted twice":
+            self.wait_for_state(run, "RUNNING")
+            for _ in range(2):
+                time.sleep(self.chance.uniform(1, 5))
+                self.office.stop_server()
+                self.office.start_server()
+
+    def wait_for_state(self, run: str, kind: str) -> None:
+        wait_for(lambda: self.state(run)["type"] == kind, f"the run to be {kind}", 120, every_s=0.5)
+
+    def is_at(self, run: str, words: str) -> bool:
+        """Whether a process of the run has `words` in its command line."""
+        assert not self.has_ended(run), self.state(run)
+        lines = []
+        for process in self.processes(run):
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        return any(words in line for line in lines)
+
+    def require_approval(self, old: str, new: str) -> None:
+        """Change the recipe, as a push of its author does."""
+        author = self.shared.workers[0]
+        author.run("git", "pull", "-q", "origin", "main")
+        author.edit("params/tiny.yaml", old, new)
+        author.run("git", "commit", "-q", "-am", "approval")
+        author.run("git", "push", "-q", "origin", "main")
 
     def look_at_reports(self, message: str) -> None:
         """What a message names can be opened, although the clone is gone."""
@@ -114,9 +192,10 @@ class Nights:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == run.replace("-", ""):
+                its_run = process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "")
+                if its_run == run.replace("-", "") and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def kill(self, run: str, *, with_worker: bool) -> None:
         """Kill the flow, or all that is on its machine; then the server marks the run as lost, as `evergreen watch` has it do."""
@@ -132,27 +211,19 @@ class Nights:
             self.office.post(f"flow_runs/{run}/set_state", state=lost)
             self.start_worker()
 
-    @contextlib.contextmanager
-    def in_trouble(self, trouble: str) -> Iterator[None]:
-        """While it lasts, something of what the workers share does not work."""
-        storage, hook = self.shared.folder / "storage", self.shared.git / "hooks/pre-receive"
-        away = storage.with_name("away")
-        if trouble in {"git refuses", "disk lost"}:
-            hook.write_text("#!/bin/sh\nexit 1\n")
-            hook.chmod(0o755)
-        elif trouble == "DVC remote away" and storage.exists():
-            storage.rename(away)
-            storage.touch()  # else DVC would make an empty one
-        elif trouble == "Hub away":
-            self.hub.faults.append(Fault(".", "before", times=10**9))
-        try:
-            yield
-        finally:
-            hook.unlink(missing_ok=True)
-            self.hub.faults.clear()
-            if away.exists():
-                storage.unlink()
-                away.rename(storage)
+    def storage(self) -> dict[str, int]:
+        """Bytes in each place that keeps something."""
+        places = {
+            "Hub": self.hub.root,
+            "DVC remote": self.shared.folder / "storage",
+            "git": self.shared.git,
+            "worker": self.disk,
+        }
+        found = {}
+        for name, place in places.items():
+            files = [path.stat() for path in place.rglob("*") if path.is_file()]
+            found[name] = sum({file.st_ino: file.st_size for file in files}.values())
+        return found
 
     def logged(self, name: str) -> list[dict[str, Any]]:
         """A log on main of the git remote."""
@@ -162,9 +233,23 @@ class Nights:
 
 
 @pytest.fixture
-def nights(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Nights]:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """The disk of the worker: its clones, and the cache that outlives them."""
+    made = tmp_path / "disk"
+    made.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", made]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    (made / "clones").mkdir()
+    yield made
+    if not mounted.returncode:
+        subprocess.run(["umount", made], check=True)
+
+
+@pytest.fixture
+def nights(tmp_path: Path, disk: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Nights]:
     def prepare(author: Project) -> None:
         author.edit("params/tiny.yaml", "endpoint: local", "timeout_s: 3")
+        author.edit("params/tiny.yaml", "launch: {", "launch: {mirror: last, ")
         author.edit("params/tiny.yaml", "resamples: 200", "resamples: 200, margin: 100")
         author.edit("flows/retrain.py", "retries=3", "retries=1")  # a night in a minute
         author.edit("flows/retrain.py", "retry_delay_seconds=[5, 30, 120]", "retry_delay_seconds=1")
@@ -178,26 +263,32 @@ def nights(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Ni
         worker = Project(tmp_path / "empty", Path(office.environment["PREFECT_HOME"]))
         worker.environment = office.environment | {
             "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "CACHE": str(tmp_path / "cache"),
+            "CACHE": str(disk / "cache"),
+            "TMPDIR": str(disk / "clones"),
         }
         shared.workers += [worker, office]
         for one in (office, worker):
             one.root.mkdir()
         office.run("git", "clone", "-q", str(shared.git), ".")
         write_deployment(office.root / "prefect.yaml", shared)
-        made = Nights(shared, hub, office, worker)
+        made = Nights(shared, hub, office, worker, disk)
         made.start()
         yield made
 
 
-@pytest.mark.slow  # tests/unit/flows/test_record.py and test_run_record.py show it line by line
+@pytest.mark.parametrize("kinds", [SHORT, pytest.param(CHOSEN, marks=pytest.mark.slow)], ids=["one", "many"])
 @pytest.mark.timeout(240 + 90 * NIGHTS)
-def test_every_night_is_in_the_history_once_with_its_end(nights: Nights, summary_lines: list[str]) -> None:
+def test_every_night_is_in_the_history_once_with_its_end(
+    nights: Nights, kinds: Sequence[str], summary_lines: list[str]
+) -> None:
     started = time.monotonic()
-    troubles = list(TROUBLES)
-    while len(troubles) < NIGHTS:
-        troubles += nights.chance.sample(TROUBLES, len(TROUBLES))
-    ends = [f"{trouble}: {nights.night(trouble)}" for trouble in troubles[:NIGHTS]]
+    troubles = [kind for kind in kinds if kind not in FULL_AT or os.path.ismount(nights.disk)]
+    while kinds is CHOSEN and len(troubles) < NIGHTS:
+        troubles.append(nights.chance.choice(troubles))
+    ends, storage = [], []
+    for trouble in troubles:
+        ends.append(f"{trouble}: {nights.night(trouble)}")
+        storage.append(nights.storage())
     ends.append(f"quiet: {nights.night('none')}")
 
     logged = nights.logged("runs.jsonl")
@@ -209,14 +300,25 @@ def test_every_night_is_in_the_history_once_with_its_end(nights: Nights, summary
         if end != "Nothing new":
             expected[run] = ENDS[end]
     assert found == expected, "\n".join([*ends, *(f"{run}: {state}" for run, state in nights.states.items())])
-    assert [path.name for path in nights.worker.root.iterdir()] == ["worker.log"], "clones are deleted"
+    assert not [path for path in (nights.disk / "clones").iterdir() if path.name.endswith("prefect")], (
+        "clones are deleted"
+    )
     published = {entry["tag"] for entry in nights.logged("release/log.jsonl") if entry["event"] == "published"}
-    assert published == {tag.name for tag in nights.shared.api.list_repo_refs("tests/tiny").tags}
-    # A stage that would be tried again makes no report.
-    none = {run for run, (name, message) in nights.states.items() if name == "Crashed" or "TransientError" in message}
+    assert published == {tag.name for tag in nights.shared.api.list_repo_refs(REPO).tags}
+    events = Counter(entry["event"] for entry in nights.logged("release/log.jsonl"))
+    assert events["rejected"] == nights.decided["proposal closed"]
+    assert not list(nights.shared.api.get_repo_discussions(REPO, discussion_status="open"))
+    # One that is killed makes no report, and a full disk takes none.
+    none = {run for run, (name, message) in nights.states.items() if name == "Crashed" or "No space left" in message}
     silent = {run for run in expected if "report: file://" not in nights.states[run][1]}
     assert silent <= none, "\n\n".join(nights.states[run][1] for run in silent - none)
     summary_lines.append(
-        f"{NIGHTS} nights anywhere with EVERGREEN_CHAOS_SEED={SEED}, {time.monotonic() - started:.0f} s:"
+        f"{len(storage)} nights anywhere with EVERGREEN_CHAOS_SEED={SEED}, {time.monotonic() - started:.0f} s:"
     )
     summary_lines += [f"    {end}" for end in ends]
+    tenth = storage[min(9, len(storage) - 1)]
+    for name, size in storage[-1].items():
+        summary_lines.append(
+            f"    {name}: {tenth[name] / 2**20:.1f} MiB after 10 nights, {size / 2**20:.1f} in the end"
+        )
+        assert size <= 3 * tenth[name] * max(1, len(storage) / 30), name

@@ -7,10 +7,12 @@ import logging
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +159,22 @@ def test_full_disk_under_the_cache_is_a_storage_error(project: Path) -> None:
     assert "MiB free" in result.error.what
     assert dvc_stage.is_any_stage_stale("large")
     assert run("large") == (0, None)
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's
+@pytest.mark.parametrize(("free", "kind"), [(0, StorageError), (2**30, EvergreenError)])
+def test_lock_file_that_a_full_disk_has_cut_short_is_a_storage_error(
+    project: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: type[EvergreenError]
+) -> None:
+    rwlock = project / ".dvc/tmp/rwlock"
+    rwlock.write_text('{"read": {', encoding="utf-8")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    try:
+        with pytest.raises(kind) as caught, dvc_stage.open_dvc_repository("good") as repo:
+            repo.reproduce("good", force=True)
+        assert type(caught.value) is kind
+    finally:
+        rwlock.unlink()
 
 
 def test_missing_dependency_is_named() -> None:

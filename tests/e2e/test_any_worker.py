@@ -6,7 +6,7 @@ The tests share the remotes, and stand in the order in which they change them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
 from tasks.hub_server.server import LocalHub
-from tests.support.project import STAGES, Project, ServedProject, stages_of
-from tests.support.sharing import RECORD, TOKEN, Shared, sharing, write_deployment
+from tests.support.project import STAGES, Project, stages_of
+from tests.support.sharing import RECORD, TOKEN, Shared, sharing
 
 pytestmark = pytest.mark.in_order
 
@@ -174,34 +174,3 @@ def test_what_cannot_be_recorded_is_not_published(shared: Shared) -> None:
     assert published() == before + 1
     assert shared.commits()[0].startswith("Record tiny: published")
     assert shared.commits()[1] == "Record tiny: evaluated, verdict publish"
-
-
-@pytest.mark.slow
-def test_a_prefect_worker_clones_the_project_and_records_its_run(
-    shared: Shared, make_prefect_home: Callable[[], Path]
-) -> None:
-    """As prefect.yaml shows it. The worker starts in an empty folder."""
-    shared.add_rows(380)
-
-    office = ServedProject(shared.folder / "office", make_prefect_home())
-    office.environment |= {name: shared.workers[0].environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN")}
-    worker = Project(shared.folder / "empty", Path(office.environment["PREFECT_HOME"]))
-    worker.environment = office.environment | {
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "CACHE": str(shared.folder / "cache"),
-    }
-    shared.workers += [worker, office]
-    for one in (office, worker):
-        one.root.mkdir()
-    office.run("git", "clone", "-q", str(shared.git), ".")
-    write_deployment(office.root / "prefect.yaml", shared)
-    office.start_server()
-    office.deploy("--name", "tiny-anywhere")
-    worker.start("prefect", "worker", "start", "--pool", "local", log="worker.log", fork=True)
-    office.run("prefect", "deployment", "run", "retrain/tiny-anywhere", "--watch")
-
-    assert shared.commits()[0].startswith("Record tiny: ")
-    assert shared.commits()[1] == "new rows"
-    assert [path.name for path in worker.root.iterdir()] == ["worker.log"]
-    assert any((shared.folder / "cache").iterdir()), "DVC's cache outlives the clone"
-    assert stages_of(run(shared.worker("last"), *RECORD)) == []

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tasks.hub_server.server import LocalHub
+from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import Project, copy_project, write_sentences
 
 TOKEN = "hf_tokenoftests"
@@ -47,6 +48,28 @@ class Shared:
         write_sentences(author.root / "data/sentences.csv", rows, seed)
         author.run("git", "commit", "-q", "-am", "new rows")
         author.run("git", "push", "-q", "origin", "main")
+
+    @contextmanager
+    def in_trouble(self, trouble: str, hub: FaultyHub) -> Iterator[None]:
+        """While it lasts, the remote that `trouble` names does not work; another word is no trouble of theirs."""
+        storage, hook = self.folder / "storage", self.git / "hooks/pre-receive"
+        away = storage.with_name("away")
+        if trouble == "git refuses":
+            hook.write_text("#!/bin/sh\nexit 1\n")
+            hook.chmod(0o755)
+        elif trouble == "DVC remote away" and storage.exists():
+            storage.rename(away)
+            storage.touch()  # else DVC would make an empty one
+        elif trouble == "Hub away":
+            hub.faults.append(Fault(".", "before", times=10**9))
+        try:
+            yield
+        finally:
+            hook.unlink(missing_ok=True)
+            hub.faults.clear()
+            if away.exists():
+                storage.unlink()
+                away.rename(storage)
 
     def commits(self) -> list[str]:
         """The first lines of main's commits, the newest first."""

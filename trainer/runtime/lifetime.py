@@ -131,8 +131,9 @@ def hold_file_lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[No
     from params import TransientError
 
     def write_owner(file: int) -> None:
-        os.truncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk stops no lock
+            os.truncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=wait_s, fallback_to_soft=False, on_acquired=write_owner)

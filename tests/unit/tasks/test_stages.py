@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from params import ModelError
+from params import DataError, EvergreenError, ModelError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.evaluation.report import Blessing
-from tasks.stage_command import _report_lines
+from tasks.stage_command import _report_lines, run_stage_as_command
 from tasks.stages import read_report, save_report
 
 BLESSING = Blessing(
@@ -66,6 +67,20 @@ def test_every_stage_returns_its_report_type(stage: str) -> None:
     function = stages.import_stage_function(stage)
     report = function.__globals__[function.__annotations__["return"]]
     assert report.saved_as == stage
+
+
+@pytest.mark.parametrize("kind", [DataError, TransientError])
+def test_stage_that_fails_leaves_a_page(kind: type[EvergreenError], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may end with an error that passes: nobody knows which attempt is the last one."""
+
+    def fail(*_: object) -> NoReturn:
+        raise kind("the Hub", "does not answer", "start the run again")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stages, "run_stage", fail)
+    with pytest.raises(kind):
+        run_stage_as_command("evaluate", Path("params/tiny.yaml"))
+    assert "does not answer" in Path("runs/tiny/report.html").read_text()
 
 
 def test_values_are_logged_in_short() -> None:

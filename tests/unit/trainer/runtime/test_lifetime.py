@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import signal
@@ -99,6 +100,20 @@ class TestExclusive:
         path.write_text("1234567890123")
         with hold_file_lock(path, "a test"):
             assert path.read_text() == str(os.getpid())
+
+    def test_full_disk_stops_no_lock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "x.lock"
+
+        def fail(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", fail)
+        with (
+            hold_file_lock(path, "a test"),
+            pytest.raises(TransientError, match="is already running in process unknown"),
+            hold_file_lock(path, "a test"),
+        ):
+            pass
 
     def test_error_in_the_block_frees_the_lock(self, tmp_path: Path) -> None:
         path = tmp_path / "x.lock"
