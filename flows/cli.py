@@ -98,10 +98,7 @@ def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) 
 
         with open_configured_server_client() as client:  # a flow would end with an error of Prefect's that says less
             client.api_version()
-    with (
-        server.used() if server else nullcontext(),
-        signs_of_life.show_child_progress(artifacts.scratch / "progress"),
-    ):
+    with server.used() if server else nullcontext(), signs_of_life.show_child_progress(artifacts.scratch / "progress"):
         from flows.retrain import retrain
         from flows.run.stops import turn_user_stop_into_error
 

@@ -110,11 +110,7 @@ def resolve(recipe: RecipePath) -> None:
 
 
 @app.command("trace")
-def trace_row(
-    recipe: RecipePath,
-    *,
-    row: Annotated[int, Option(help="The row's row_id in the raw data.")],
-) -> None:
+def trace_row(recipe: RecipePath, *, row: Annotated[int, Option(help="The row's row_id in the raw data.")]) -> None:
     """Show what each stage makes of one row."""
     hide_unused_packages(load(recipe))
     from tasks.diagnostics.trace import trace
@@ -170,9 +166,7 @@ def write_report_page(recipe: RecipePath) -> None:
 
 @app.command("join")
 def join_training(
-    recipe: RecipePath,
-    *,
-    machine: Annotated[int, Option(help="This machine's number, from 1.")],
+    recipe: RecipePath, *, machine: Annotated[int, Option(help="This machine's number, from 1.")]
 ) -> None:
     """Take part in a training of several machines.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zoneinfo import ZoneInfo
 
+import httpx
 import pydantic
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -201,14 +202,20 @@ def _ask_server(what: str, ask: Callable[[SyncPrefectClient], T], *, unconfigure
     """Return what the configured server answers, or `unknown` if it does not at once."""
     from prefect import settings
 
-    if not settings.get_current_settings().api.url:
+    if not (url := settings.get_current_settings().api.url):
         return unconfigured
-    from flows.server.configured import open_configured_server_client
+    from prefect.client.orchestration import get_client
+
+    from flows.server.configured import refuse_non_api_url
 
     quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
     try:
-        with settings.temporary_settings(quickly), open_configured_server_client() as client:
+        refuse_non_api_url(url)
+        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
             return ask(client)
-    except EvergreenError as error:
-        logger.warning("the Prefect server does not say %s: %s", what, error)
+    except (httpx.HTTPError, EvergreenError) as error:
+        from flows.server.configured import to_evergreen_error
+
+        told = to_evergreen_error(error, url) if isinstance(error, httpx.HTTPError) else error
+        logger.warning("the Prefect server does not say %s: %s", what, told)
         return unknown

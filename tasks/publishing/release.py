@@ -98,12 +98,7 @@ def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mappin
     if not sources and not problems:
         problems.append("there is no file in it")
     files = [_release_file(name, path) for name, path in sources.items()]
-    body = {
-        "schema": 3,
-        "repo": repo_id,
-        "made_from": dict(made_from),
-        "files": [file.model_dump() for file in files],
-    }
+    body = {"schema": 3, "repo": repo_id, "made_from": dict(made_from), "files": [file.model_dump() for file in files]}
     publish_id, record = release_id(body), release_record_bytes(body)
     problems += find_secrets(RELEASE_FILE, record)
     if problems:

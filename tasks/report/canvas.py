@@ -149,11 +149,7 @@ def figure_as_png(figure: Figure) -> bytes:
     content = io.BytesIO()
     with use_report_style():
         figure.savefig(
-            content,
-            format="png",
-            dpi=_POINTS_PER_INCH * _PNG_SCALE,
-            facecolor=CARD,
-            metadata={"Software": None},
+            content, format="png", dpi=_POINTS_PER_INCH * _PNG_SCALE, facecolor=CARD, metadata={"Software": None}
         )
     return content.getvalue()
 
