@@ -175,8 +175,8 @@ def configure_server_watch(
 
     Run it on a server of your own, which would otherwise show a run as RUNNING or PENDING for ever when its process and its
     worker are both gone; and again when deployments or options change. It replaces what an earlier one has made.
-    Kinds of messages: crashed, failed, refused, published, proposed, stuck, late. --notify, --only and --without can be
-    given several times.
+    Kinds of messages: crashed, failed, refused, unrecorded, published, proposed, stuck, late. --notify, --only and --without
+    can be given several times.
     """
     from flows.watch import automations
 

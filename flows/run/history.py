@@ -209,5 +209,8 @@ def _ask_server(what: str, ask: Callable[[SyncPrefectClient], T], *, unconfigure
         with open_impatient_client() as client:
             return ask(client)
     except (httpx.HTTPError, EvergreenError) as error:
-        logger.warning("the Prefect server does not say %s: %s", what, error)
+        from flows.server.configured import to_evergreen_error
+
+        told = to_evergreen_error(error, url) if isinstance(error, httpx.HTTPError) else error
+        logger.warning("the Prefect server does not say %s: %s", what, told)
         return unknown

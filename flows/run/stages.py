@@ -108,6 +108,8 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     arguments = [name, *(["--force"] if force else [])]
     grace_s, limit = _grace_s(stage, artifacts), time_limit_from_past_runs(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
+    if changed := _what_changed(stage, artifacts):
+        log.info("%s: changed since its last run: %s", name, ", ".join(changed))
     signs_of_life.note(f"{name}: starts")
     try:
         has_run = child_process.run_python_module(
@@ -187,9 +189,7 @@ def time_limit_from_past_runs(stage: str, artifacts: Artifacts) -> StageTimeLimi
     factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
     if factor is None or not past:
         return None
-    inputs = StageInputsSnapshot.read(stage, artifacts)
-    recorded = read_dvc_lock_stages(artifacts.root).get(inputs.name)
-    if not recorded or inputs.recorded_changes(recorded):
+    if _what_changed(stage, artifacts) != []:
         return None
     rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
     longest_s = max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
@@ -198,6 +198,13 @@ def time_limit_from_past_runs(stage: str, artifacts: Artifacts) -> StageTimeLimi
         origin += ", scaled up to the rows of today"
     origin += f" (launch.max_slowdown), but not less than the {format_duration(least_s)} that it may make no progress"
     return StageTimeLimit(max(factor * longest_s, least_s), origin)
+
+
+def _what_changed(stage: str, artifacts: Artifacts) -> list[str] | None:
+    """Return which keys of the recipe and which code of a stage have changed since it ran, says dvc.lock; None if it never ran."""
+    inputs = StageInputsSnapshot.read(stage, artifacts)
+    recorded = read_dvc_lock_stages(artifacts.root).get(inputs.name)
+    return inputs.recorded_changes(recorded) if recorded else None
 
 
 def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, int]]:

@@ -33,19 +33,23 @@ def open_configured_server_client() -> Iterator[SyncPrefectClient]:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
     refuse_non_api_url(url)
-    where = f"Prefect's server at {url_origin(url)}"
     try:
         with get_client(sync_client=True) as client:
             yield client
-    except httpx.HTTPStatusError as error:
-        answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
-        ask = "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
-        other = "see the server's log; is it of the same version of Prefect?"
-        fix = ask if error.response.status_code == httpx.codes.UNAUTHORIZED else other
-        raise EvergreenError(where, answer, fix) from error
     except httpx.HTTPError as error:
+        raise to_evergreen_error(error, url) from error
+
+
+def to_evergreen_error(error: httpx.HTTPError, url: str) -> EvergreenError:
+    """Return the error that says why the server at `url` refuses a request or does not answer, and what to do."""
+    where = f"Prefect's server at {url_origin(url)}"
+    if not isinstance(error, httpx.HTTPStatusError):
         what = f"does not answer: {error or type(error).__name__}"
-        raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
+        return TransientError(where, what, "start it, or set PREFECT_API_URL to another one")
+    answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
+    ask = "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
+    other = "see the server's log; is it of the same version of Prefect?"
+    return EvergreenError(where, answer, ask if error.response.status_code == httpx.codes.UNAUTHORIZED else other)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from tests.support.project import ROOT
 from tests.support.systemd import UNITS, Unit
 
 PAGE = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
-STANDS_FOR = {"<run id>": "01234567-89ab-cdef-0123-456789abcdef", "<recipe>": "default", "<number>": "3"}
+_ID = "01234567-89ab-cdef-0123-456789abcdef"
+STANDS_FOR = {"<run id>": _ID, "<schedule id>": _ID, "<recipe>": "default", "<number>": "3"}
 """What a placeholder is replaced by; any other one by its own words."""
 POSTGRESQL = ("createdb", "createuser", "pg_dump", "pg_restore", "psql")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -226,6 +227,9 @@ def test_a_worse_model_of_a_changed_learning_rate_is_not_published_and_that_is_a
     finished.edit("params/tiny.yaml", "learning_rate: 1e-2", "learning_rate: 2e-3")
     out = finished.run("python", "-m", "flows.cli", "run", "tiny")
     assert stages_of(out) == ["train", "evaluate", "publish"]
+    assert re.findall(r"\S+: changed since its last run: .*", out) == [
+        "train@tiny: changed since its last run: training"
+    ]
     receipt = finished.json("runs/tiny/release/receipt.json")
     assert (receipt["status"], receipt["commit"], receipt["tag"]) == ("kept", first["commit"], first["tag"])
     (reason,) = receipt["reasons"]

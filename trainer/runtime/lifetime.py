@@ -33,7 +33,8 @@ def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
     """Ask the kernel to kill this process when its parent ends, however it ends (Linux only; else do nothing).
 
     Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If none of
-    `ancestors` is above this process, the one that started it ended before this call. The command that a fork stands for has looked.
+    `ancestors` is above this process, the one that started it ended before this call. The command that a fork stands for has looked;
+    what a fork starts has the fork above it, and none of the processes that are above that command.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -43,7 +44,8 @@ def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
     if ancestors and not is_fork():
         import psutil
 
-        is_orphan |= not any(process.pid in ancestors for process in psutil.Process().parents())
+        known = {*ancestors, int(os.environ.get(FORK, "0"))}
+        is_orphan |= not any(process.pid in known for process in psutil.Process().parents())
     if is_orphan:
         print("the process that started this one has ended", file=sys.stderr, flush=True)
         os._exit(os.EX_TEMPFAIL)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,19 @@ def test_a_server_that_is_away_is_not_waited_for(monkeypatch, caplog):
         assert fetch_last_success_times(["default"]) == {}
         assert fetch_scheduled_deployments() is None
     assert "the Prefect server does not say when runs last succeeded" in caplog.text
+
+
+def test_a_server_that_refuses_says_what_to_set(monkeypatch, caplog):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(HTTPStatus.UNAUTHORIZED)
+
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
+            assert fetch_scheduled_deployments() is None
+        server.shutdown()
+    assert "refuses with status 401" in caplog.text
+    assert "fix: set PREFECT_API_AUTH_STRING" in caplog.text

@@ -334,6 +334,7 @@ def test_rollback_is_logged_once_and_listed(
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
         recipe_releases.roll_back_and_log("v1", recipe=recipe, by="ann", why="wrong answers")
+    assert capsys.readouterr().out.count("commit runs/tiny/release/log.jsonl: ") == 1
     (entry,) = read_release_events(Artifacts("tiny"))
     assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
     assert (entry.endpoint, entry.repo_id, entry.commit) == (

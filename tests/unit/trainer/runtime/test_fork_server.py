@@ -240,6 +240,20 @@ def test_a_training_forked_from_a_stage_has_its_threads_and_ends_with_it(project
         wait_for(lambda: has_ended(int(pid)))
 
 
+CHILD_OF_A_FORK = """
+import subprocess, sys
+CHILD = "from trainer.runtime.lifetime import die_with_parent; die_with_parent(ancestors=[1 << 30]); print('goes on')"
+def main():
+    return subprocess.run([sys.executable, "-c", CHILD]).returncode
+"""
+
+
+def test_what_a_fork_starts_is_no_orphan_although_no_process_of_dvc_is_above_it(server: Path) -> None:
+    assert end(start(server, CHILD_OF_A_FORK)) == (0, "goes on\n", "")
+    started = end(start(server, CHILD_OF_A_FORK, **{fork_server.VARIABLE: "none"}))
+    assert started == (os.EX_TEMPFAIL, "", "the process that started this one has ended\n")
+
+
 @pytest.mark.parametrize(
     "changed", ["ulimit -S -f 100000", "umask 077", "ulimit -S -v 8000000", "renice -n 15 $$ > /dev/null"]
 )
