@@ -304,7 +304,9 @@ def test_every_night_is_in_the_history_once_with_its_end(
         "clones are deleted"
     )
     published = {entry["tag"] for entry in nights.logged("release/log.jsonl") if entry["event"] == "published"}
-    assert published == {tag.name for tag in nights.shared.api.list_repo_refs(REPO).tags}
+    refs = nights.shared.api.list_repo_refs(REPO)
+    assert published == {tag.name for tag in refs.tags}
+    assert "checkpoints" in {branch.name for branch in refs.branches}, "the mirror"
     events = Counter(entry["event"] for entry in nights.logged("release/log.jsonl"))
     assert events["rejected"] == nights.decided["proposal closed"]
     assert not list(nights.shared.api.get_repo_discussions(REPO, discussion_status="open"))
