@@ -122,9 +122,9 @@ def retrain(
         except GateRefusedError as error:
             return gate_refused_state(artifacts, error, shown)
         except UnrecordedRunError as error:
-            return unrecorded_state(artifacts, outcomes, error.cause)
+            return unrecorded_state(artifacts, outcomes, error)
         except EvergreenError as error:
-            raise with_report(error, artifacts) from error
+            raise with_report(error, artifacts, shown) from error
         except (KeyboardInterrupt, TerminationSignal) as stop:
             return state_after_signal(stop)
         return final_state(artifacts, outcomes, shown)

@@ -63,11 +63,11 @@ class RecordTarget(pydantic.BaseModel):
 
 
 class UnrecordedRunError(Exception):
-    """A run did what it should, and could not be recorded; `cause` says why, and how the run ended."""
+    """A run did what it should, and could not be recorded; `reason` says why, `cause` also how the run ended."""
 
     def __init__(self, artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> None:
         what = f"{cause.what}; the run itself: {_end(artifacts, outcomes, None)}, which is not recorded"
-        self.cause = cause.replace(what=what)
+        self.reason, self.cause = cause, cause.replace(what=what)
         super().__init__(str(self.cause))
 
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from flows.run.kept_reports import report_line
+from flows.run.kept_reports import recorded_report_lines, report_line
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
@@ -22,6 +22,8 @@ from tasks.stages import read_report
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+
+    from flows.record.recording import UnrecordedRunError
 
 PUBLISHED: Final = "Published"
 KEPT: Final = "Kept the champion"
@@ -45,16 +47,20 @@ def gate_refused_state(artifacts: Artifacts, error: GateRefusedError, shown: Seq
     """Return the state of a run that the gate's refusal ended; `shown` as for `final_state`."""
     from prefect.states import Failed
 
-    lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons) + _shown(shown)
+    lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons) + recorded_report_lines(shown)
     return Failed(name=REFUSED, message="\n".join(lines), data=error)
 
 
-def unrecorded_state(artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> State[Any]:
-    """Return the state of a run that did what it should, and that no branch knows because of `cause`."""
+def unrecorded_state(artifacts: Artifacts, outcomes: Mapping[str, str], error: UnrecordedRunError) -> State[Any]:
+    """Return the state of a run that did what it should, and that no branch knows."""
     from prefect.states import Failed
 
     name, message = name_and_message(artifacts, outcomes)
-    return Failed(name=NOT_RECORDED, message=f"{name or 'Completed'}, but not recorded: {cause}\n{message}", data=cause)
+    return Failed(
+        name=NOT_RECORDED,
+        message=f"{name or 'Completed'}, but not recorded: {error.reason}\n{message}",
+        data=error.cause,
+    )
 
 
 def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], shown: Sequence[str] = ()) -> State[Any]:
@@ -62,11 +68,7 @@ def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], shown: Sequen
     from prefect.states import Completed
 
     name, message = name_and_message(artifacts, outcomes)
-    return Completed(name=name, message="\n".join([message, *_shown(shown)]), data=dict(outcomes))
-
-
-def _shown(commands: Sequence[str]) -> list[str]:
-    return [f"report without rows of the data: {command}" for command in commands]
+    return Completed(name=name, message="\n".join([message, *recorded_report_lines(shown)]), data=dict(outcomes))
 
 
 def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple[str | None, str]:

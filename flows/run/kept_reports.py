@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,18 @@ def report_line(artifacts: Artifacts) -> str | None:
     return f"report: {page.resolve().as_uri()} on {socket.gethostname()}" if page else None
 
 
-def with_report(error: EvergreenError, artifacts: Artifacts) -> EvergreenError:
-    """Return the error of a run with the place of its report, if that outlives the clone."""
-    copy = _copies.get(artifacts)
-    if copy is None:
-        return error
-    fix = error.fix.replace(str(artifacts.failed_validation / "report.html"), str(copy.with_name(_VALIDATION)))
-    return error.replace(fix=f"{fix}\n  {report_line(artifacts)}")
+def recorded_report_lines(commands: Sequence[str]) -> list[str]:
+    """Return a line for people for each command that shows a recorded report."""
+    return [f"report without rows of the data: {command}" for command in commands]
+
+
+def with_report(error: EvergreenError, artifacts: Artifacts, shown: Sequence[str]) -> EvergreenError:
+    """Return the error of a run with the place of its report, if that outlives the clone, and the commands that show the recorded one."""
+    fix, lines = error.fix, recorded_report_lines(shown)
+    if copy := _copies.get(artifacts):
+        fix = fix.replace(str(artifacts.failed_validation / "report.html"), str(copy.with_name(_VALIDATION)))
+        lines = [*filter(None, [report_line(artifacts)]), *lines]
+    return error.replace(fix="\n  ".join([fix, *lines])) if lines else error
 
 
 def keep_report(artifacts: Artifacts, run_id: str | None) -> None:

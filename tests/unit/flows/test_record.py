@@ -631,10 +631,12 @@ class TestRefusal:
         (worker.root / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
         with keep_outside_of_clone(artifacts, TO):
             keep_report(artifacts, "run")
-            error = with_report(DataError("a", "b", f"correct them; {page} shows the rows"), artifacts)
+            found = DataError("a", "b", f"correct them; {page} shows the rows")
+            error = with_report(found, artifacts, ["git show it"])
             command = record.record_run_on_branch(artifacts, TO, log, {"ingest": "ran"}, error=error)
         shutil.rmtree(worker.root / ".scratch")
         shown = re.findall(r"(\S+/validation.html) shows the rows\n  report: file://(\S+) on", error.fix)
+        assert error.fix.endswith("\n  report without rows of the data: git show it")
         assert [Path(path).read_text() for path in shown[0]] == ["all failing rows", '<a href="validation.html">']
         assert command
         subprocess.run(command, shell=True, check=True, capture_output=True)
