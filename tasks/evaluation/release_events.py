@@ -115,10 +115,13 @@ def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: dateti
 
 
 def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:
-    """Return the entries of the log, oldest first, without damaged lines; none made from a release whose own line came later."""
+    """Return the entries of the log, oldest first, without damaged lines.
+
+    A release that two machines have logged is there once, and not by a line that was made from it if its own came later.
+    """
     entries = read_log_and_unrecorded(artifacts, artifacts.release_events, ReleaseEvent)
-    own = {entry.commit for entry in entries if entry.event == "published" and entry.verdict}
-    return [entry for entry in entries if entry.event != "published" or entry.verdict or entry.commit not in own]
+    own = {entry.commit: entry for entry in reversed(entries) if entry.event == "published" and entry.verdict}
+    return [entry for entry in entries if entry.event != "published" or own.get(entry.commit, entry) is entry]
 
 
 def format_release_event(entry: ReleaseEvent) -> str:

@@ -57,6 +57,14 @@ def test_entries_are_appended_with_their_time(artifacts):
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", json.loads(line)["time"]) for line in lines)
 
 
+def test_release_that_two_machines_have_logged_is_there_once(artifacts):
+    lines = [entry(1, time="2026-01-02T00:00:00+00:00"), entry(2), entry(1, time="2026-01-01T00:00:00+00:00")]
+    made = entry(2, verdict=None, time="2026-01-03T00:00:00+00:00")
+    artifacts.release_events.parent.mkdir(parents=True)
+    artifacts.release_events.write_text("".join(f"{one.model_dump_json()}\n" for one in [made, *lines]))
+    assert read_release_events(artifacts) == lines[:2]
+
+
 def test_equal_work_is_logged_once(artifacts):
     for number in (1, 2, 1, 2):
         append_release_event(artifacts, entry(number))
