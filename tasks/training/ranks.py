@@ -29,7 +29,9 @@ _NOISE_S = 2.0
 """Differences in idle time that do not show which process waits for another."""
 _STACK_S = 5.0
 """How long a process gets to write its stacks."""
-_WAITING = re.compile(r"/torch/distributed/|/torch/autograd/graph\.py$|/accelerate/utils/operations\.py$")
+_WAITING = re.compile(
+    r"/torch/distributed/|/torch/autograd/graph\.py$|/accelerate/utils/operations\.py$|/trainer/loop/collectives\.py$"
+)
 """Files at the top of the stack of a process that waits for others: collectives, and the backward pass that runs them."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _NOT_THE_USERS = ("<", sys.prefix, sys.base_prefix, str(Path(os.__file__).parent))

@@ -33,6 +33,7 @@ from tasks.training.supervisor import supervise_training
 from tests.support import forked
 from tests.support.project import ROOT, wait_for
 from trainer.job import Job
+from trainer.loop import collectives
 from trainer.runtime import heartbeat, launcher
 from trainer.runtime.launcher import REPORT
 
@@ -262,15 +263,18 @@ class TestStalls:
         with StalledProcesses(tmp_path, 3, code) as stalled:
             assert [one.rank for one in stalled.watch(4.0)] == [1]
 
-    WAITING = (
-        "code = compile('def all_reduce(): here()', '/lib/torch/distributed/distributed_c10d.py', 'exec')\n"
-        "exec(code)\nif rank == 0: all_reduce()"
-    )
+    TORCH, OURS = "/lib/torch/distributed/distributed_c10d.py", collectives.__file__
+    WAITING = "code = compile('def all_reduce(): here()', '{}', 'exec')\nexec(code)\nif rank == 0: all_reduce()"
 
     @pytest.mark.parametrize(
         ("code", "ranks"),
-        [("heart.beat('training', 5 - rank)", [1]), (WAITING, [1]), ("", [0, 1])],
-        ids=["behind in steps", "outside a collective, by its stack", "undecided"],
+        [
+            ("heart.beat('training', 5 - rank)", [1]),
+            (WAITING.format(TORCH), [1]),
+            (WAITING.format(OURS), [1]),
+            ("", [0, 1]),
+        ],
+        ids=["behind in steps", "outside a collective", "outside a collective of ours", "undecided"],
     )
     def test_stalled_ranks_are_named(self, tmp_path, code, ranks):
         with StalledProcesses(tmp_path, 2, code) as stalled:
