@@ -137,11 +137,11 @@ def call_stage_function(
     return function(artifacts, **stage_arguments_from_recipe(stage, recipe), **more)
 
 
-def log_reasons(stage: str, verdict: str, reasons: Iterable[str]) -> None:
-    """Say why a model is published or not. The flow says it at its end: of a stage that it has started, only the log has it."""
+def log_reasons(own: logging.Logger, stage: str, verdict: str, reasons: Iterable[str]) -> None:
+    """Say to the stage's own logger why a model is published or not. The flow says it at its end: of a stage that it has started, only the log has it."""
     level = logging.DEBUG if command_result.has_starter() else logging.INFO
     for reason in reasons:
-        logger.log(level, "%s: %s: %s", stage, verdict, reason)
+        own.log(level, "%s: %s: %s", stage, verdict, reason)
 
 
 def idle_limit_s(stage: str, recipe: Recipe) -> float:

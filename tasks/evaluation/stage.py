@@ -151,7 +151,7 @@ def evaluate(
     told = (*(suite.sentence for suite in found.suites), found.confidence.sentence)
     for sentence in filter(None, (*told, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
-    log_reasons("evaluate", verdict, reasons)
+    log_reasons(logger, "evaluate", verdict, reasons)
     return report
 
 

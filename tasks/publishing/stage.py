@@ -85,7 +85,7 @@ def publish(
         assert blessing.champion is not None, "there is a champion to keep"
         place = blessing.champion.model_dump(exclude={"weights", "learned_until"})
         receipt = Receipt(status="kept", reasons=blessing.reasons, **place)
-    log_reasons("publish", receipt.status, receipt.reasons)
+    log_reasons(logger, "publish", receipt.status, receipt.reasons)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
