@@ -122,7 +122,7 @@ def retrain(
         except GateRefusedError as error:
             return gate_refused_state(artifacts, error, shown)
         except UnrecordedRunError as error:
-            return unrecorded_state(artifacts, outcomes, error)
+            return unrecorded_state(artifacts, outcomes, error.reason, error.cause)
         except EvergreenError as error:
             raise with_report(error, artifacts, shown) from error
         except (KeyboardInterrupt, TerminationSignal) as stop:

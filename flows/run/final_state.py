@@ -23,8 +23,6 @@ from tasks.stages import read_report
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-    from flows.record.recording import UnrecordedRunError
-
 PUBLISHED: Final = "Published"
 KEPT: Final = "Kept the champion"
 PROPOSED: Final = "Proposed"  # the release waits for approval
@@ -51,15 +49,17 @@ def gate_refused_state(artifacts: Artifacts, error: GateRefusedError, shown: Seq
     return Failed(name=REFUSED, message="\n".join(lines), data=error)
 
 
-def unrecorded_state(artifacts: Artifacts, outcomes: Mapping[str, str], error: UnrecordedRunError) -> State[Any]:
-    """Return the state of a run that did what it should, and that no branch knows."""
+def unrecorded_state(
+    artifacts: Artifacts, outcomes: Mapping[str, str], reason: EvergreenError, error: EvergreenError
+) -> State[Any]:
+    """Return the state of a run that did what it should, and that no branch knows for a `reason`; `error` is what it ends with."""
     from prefect.states import Failed
 
     name, message = name_and_message(artifacts, outcomes)
     return Failed(
         name=NOT_RECORDED,
-        message=f"{name or 'Completed'}, but not recorded: {error.reason}\n{message}",
-        data=error.cause,
+        message=f"{name or 'Completed'}, but not recorded: {reason}\n{message}",
+        data=error,
     )
 
 

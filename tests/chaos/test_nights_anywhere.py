@@ -55,7 +55,7 @@ FULL_AT = {
 }
 """What runs when the worker's disk gets full, and stays so until the night has ended."""
 DISK = "400m"
-REPO = "tests/tiny"
+REPO, RELEASES = "tests/tiny", "releases"
 SHORT = ("disk lost",)
 CHOSEN = os.environ.get("EVERGREEN_CHAOS_TROUBLES", ",".join(TROUBLES)).split(",")
 NIGHTS = max(len(CHOSEN), int(os.environ.get("EVERGREEN_CHAOS_NIGHTS", "0")))
@@ -228,7 +228,8 @@ class Nights:
         for name, place in places.items():
             files = [path.stat() for path in place.rglob("*") if path.is_file()]
             found[name] = sum({file.st_ino: file.st_size for file in files}.values())
-        return found
+        refs = self.shared.api.list_repo_refs(REPO, include_pull_requests=True)
+        return found | {RELEASES: len(refs.tags) + len(refs.pull_requests or ())}
 
     def logged(self, name: str) -> list[dict[str, Any]]:
         """A log on main of the git remote."""
@@ -323,9 +324,10 @@ def test_every_night_is_in_the_history_once_with_its_end(
         f"{len(storage)} nights anywhere with EVERGREEN_CHAOS_SEED={SEED}, {time.monotonic() - started:.0f} s:"
     )
     summary_lines += [f"    {end}" for end in ends]
-    tenth = storage[min(9, len(storage) - 1)]
-    for name, size in storage[-1].items():
-        summary_lines.append(
-            f"    {name}: {tenth[name] / 2**20:.1f} MiB after 10 nights, {size / 2**20:.1f} in the end"
-        )
-        assert size <= 3 * tenth[name] * max(1, len(storage) / 30), name
+    first, last = storage[min(9, len(storage) - 1)], storage[-1]
+    releases = last[RELEASES] / first[RELEASES]  # they stay
+    for name in first.keys() - {RELEASES}:
+        size, before = last[name], first[name]
+        summary_lines.append(f"    {name}: {before / 2**20:.1f} MiB after 10 nights, {size / 2**20:.1f} in the end")
+        assert size <= before * max(3, len(storage) / 10, 1.3 * releases * (name == "Hub")), name
+    summary_lines.append(f"    releases and proposals: {first[RELEASES]} after 10 nights, {last[RELEASES]} in the end")
