@@ -106,9 +106,10 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         log.warning("%s: %s", name, outdated)
         force = True
     arguments = [name, *(["--force"] if force else [])]
-    grace_s, limit = _grace_s(stage, artifacts), time_limit_from_past_runs(stage, artifacts)
+    changed = what_changed(stage, artifacts)
+    grace_s, limit = _grace_s(stage, artifacts), time_limit_from_past_runs(stage, artifacts, changed)
     limit_s = limit.seconds if limit else math.inf
-    if changed := _what_changed(stage, artifacts):
+    if changed:
         log.info("%s: changed since its last run: %s", name, ", ".join(changed))
     signs_of_life.note(f"{name}: starts")
     try:
@@ -180,16 +181,16 @@ class StageTimeLimit(NamedTuple):
         return StalledError(name, what, fix)
 
 
-def time_limit_from_past_runs(stage: str, artifacts: Artifacts) -> StageTimeLimit | None:
+def time_limit_from_past_runs(stage: str, artifacts: Artifacts, changed: Sequence[str] | None) -> StageTimeLimit | None:
     """Return the time limit of a stage; None if there is none.
 
-    There is none if the stage's part of the recipe or its code has changed since its last run: then past runs say nothing.
+    There is none if the stage's part of the recipe or its code has `changed` since its last run: then past runs say nothing.
     """
+    if changed != []:
+        return None
     recipe = load(artifacts.recipe_path)
     factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
     if factor is None or not past:
-        return None
-    if _what_changed(stage, artifacts) != []:
         return None
     rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
     longest_s = max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
@@ -200,7 +201,7 @@ def time_limit_from_past_runs(stage: str, artifacts: Artifacts) -> StageTimeLimi
     return StageTimeLimit(max(factor * longest_s, least_s), origin)
 
 
-def _what_changed(stage: str, artifacts: Artifacts) -> list[str] | None:
+def what_changed(stage: str, artifacts: Artifacts) -> list[str] | None:
     """Return which keys of the recipe and which code of a stage have changed since it ran, says dvc.lock; None if it never ran."""
     inputs = StageInputsSnapshot.read(stage, artifacts)
     recorded = read_dvc_lock_stages(artifacts.root).get(inputs.name)

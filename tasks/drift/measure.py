@@ -218,7 +218,9 @@ class _Tests:
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
         detail = f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none"
         what, least = f"new labels ({known.column})", self.drift.min_new_labels
-        new_labels = _change(what, "share of new rows", unknown, least, p_values[1], detail)
+        new_labels = _change(
+            what, measure="share of new rows", effect=unknown, floor=least, p_value=p_values[1], detail=detail
+        )
         yield ChangeWithRowScores(new_labels, has_unknown.astype(float))
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
@@ -230,7 +232,7 @@ class _Tests:
             self.drift.min_label_change,
         )
         what, measure = f"labels ({known.column})", "total variation distance above chance"
-        change = _change(what, measure, distance, least, p_values[0], detail)
+        change = _change(what, measure=measure, effect=distance, floor=least, p_value=p_values[0], detail=detail)
         yield ChangeWithRowScores(change, row_scores)
 
     def _texts(
@@ -242,7 +244,8 @@ class _Tests:
             return
         area, p_value, scores = told
         detail = f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)"
-        change = _change("words", "area under the ROC curve", area, self.drift.min_auc, p_value, detail)
+        measure, least = "area under the ROC curve", self.drift.min_auc
+        change = _change("words", measure=measure, effect=area, floor=least, p_value=p_value, detail=detail)
         yield ChangeWithRowScores(change, scores[len(known.values) :])
 
     def _numbers(
@@ -268,11 +271,12 @@ class _Tests:
         detail = f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations"
         what, measure = known.column, "Wasserstein distance in standard deviations"
         what = f"length of {what}" if known.kind == "length" else what
-        change = _change(what, measure, distance, self.drift.min_distance, p_values[0], detail)
+        least, p_value = self.drift.min_distance, p_values[0]
+        change = _change(what, measure=measure, effect=distance, floor=least, p_value=p_value, detail=detail)
         yield ChangeWithRowScores(change, row_scores)
 
 
-def _change(what: str, measure: str, effect: float, floor: float, p_value: float, detail: str) -> MeasuredChange:  # noqa: PLR0917
+def _change(what: str, *, measure: str, effect: float, floor: float, p_value: float, detail: str) -> MeasuredChange:
     about = {"what": what, "measure": measure, "detail": detail}
     return MeasuredChange(effect=round(effect, 4), floor=floor, p_value=float(p_value), **about)
 

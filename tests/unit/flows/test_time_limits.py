@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from flows.run.stages import time_limit_from_past_runs
+from flows.run.stages import StageTimeLimit, time_limit_from_past_runs, what_changed
 from params import TransientError
 from params.dvc_files import StageInputsSnapshot, _dvc_hash
 from params.foundation.artifacts import STAGES, Artifacts
@@ -77,8 +77,12 @@ def log(
         append_run(artifacts, entry)
 
 
+def limit(artifacts: Artifacts, stage: str = "train") -> StageTimeLimit | None:
+    return time_limit_from_past_runs(stage, artifacts, what_changed(stage, artifacts))
+
+
 def limit_s(artifacts: Artifacts, stage: str = "train") -> float | None:
-    found = time_limit_from_past_runs(stage, artifacts)
+    found = limit(artifacts, stage)
     return found.seconds if found else None
 
 
@@ -111,7 +115,7 @@ def test_more_rows_take_longer(artifacts, now_rows, past_rows, expected) -> None
     ingested(artifacts, now_rows)
     log(artifacts, ("ran", 20.0), rows=past_rows)
     assert limit_s(artifacts) == expected
-    found = time_limit_from_past_runs("train", artifacts)
+    found = limit(artifacts)
     assert found
     assert ("scaled up" in found.origin) is (expected == 600.0)
 
@@ -175,7 +179,7 @@ def test_earlier_starts_in_a_run_count_only_for_a_training(artifacts) -> None:
 
 def test_its_error_says_how_long_which_limit_and_the_fix(artifacts) -> None:
     log(artifacts, ("ran", 20.0), ("ran", 60.0), rows=150)
-    found = time_limit_from_past_runs("train", artifacts)
+    found = limit(artifacts)
     assert found
     error = found.error("train@tiny")
     assert isinstance(error, TransientError)
