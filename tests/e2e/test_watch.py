@@ -145,6 +145,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
                 for name in ("good", "bad")
             }
             project.run("python", "-c", OF_THE_USER)
+            project.run("python", "-m", "flows.cli", "watch")  # the server has no type of blocks yet
             project.watch()
             yield project
     finally:
