@@ -335,9 +335,8 @@ def test_every_night_is_in_the_history_once_with_its_end(
     summary_lines += [f"    {end}" for end in ends]
     if storage:
         *ten, last = storage
-        first = {
-            name: max(one[name] for one in ten) for name in last
-        }  # a disk that was lost in the tenth night is empty
+        # The most of ten, because a disk that was lost in the tenth is empty.
+        first = {name: max(one[name] for one in ten) for name in last}
         releases = last[RELEASES] / first[RELEASES]  # they stay
         summary_lines.append(
             f"    releases and proposals: {first[RELEASES]} after 10 nights, {last[RELEASES]} in the end"
