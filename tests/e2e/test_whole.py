@@ -185,5 +185,5 @@ def test_a_machine_is_lost_and_another_one_ends_its_work_which_a_person_approves
     assert user.repro("--pull") == []
     assert user.json("runs/tiny/release/receipt.json")["commit"] == merged
     outcomes = [json.loads(line)["outcome"] for line in (user.root / "runs/tiny/runs.jsonl").read_text().splitlines()]
-    assert outcomes == ["proposed", "published"]
+    assert outcomes == ["crashed", "proposed", "published"], "the next run has logged the lost one"
     assert "nothing has changed" in shared.worker("last").run("python", "-m", "flows.cli", "run", "tiny", *RECORD)
