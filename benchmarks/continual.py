@@ -11,9 +11,9 @@ the most rows:
 
 Every month, a recipe runs through all stages and meets the gate, with all rows that were held out until then; those of an intent that it
 has no rows to learn from are left out there, and counted in the table. The table has the accuracy of the model that is published after
-each month on the held-out rows of the next month (`next`), of this one (`new`) and of all before (`known`), as means over the year. What stands behind ± is the larger one of the standard errors over the seeds, which draw other
-rows and train with other orders, and over the rows. `--results` keeps the months in a file of JSON lines, and does not
-live again through those that stand in it.
+each month on the held-out rows of the next month (`next`), of this one (`new`) and of all before (`known`), as means over the year.
+What stands behind ± is the larger one of the standard errors over the seeds, which draw other rows and train with other orders, and
+over the rows. `--results` keeps the months in a file of JSON lines, and does not live again through those that stand in it.
 """
 
 from __future__ import annotations

@@ -202,9 +202,7 @@ def create_or_find_destinations(client: SyncPrefectClient, notify: Sequence[str]
 def delete_unused_blocks(client: SyncPrefectClient, used: Sequence[MessageDestination]) -> None:
     """Delete the blocks that an earlier `watch` made and that no message uses any more."""
     with contextlib.suppress(ObjectNotFound):
-        client.read_block_type_by_slug(
-            _OWN_TYPE
-        )  # a server that has just started may not have it; the next call has no such error
+        client.read_block_type_by_slug(_OWN_TYPE)  # a new server may not have it; the next call has no such error
         for document in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False):
             if (document.name or "").startswith(_OWN) and document.id not in {one.block for one in used}:
                 client.delete_block_document(document.id)
