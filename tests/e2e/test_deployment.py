@@ -18,6 +18,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from flows.run.history import fetch_last_success_times
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
+from tests.support.postgresql import start_if_installed
 from tests.support.project import (
     STAGES,
     TINY_DEPLOYMENT,
@@ -102,9 +103,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
     (root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
     made.edit("params/tiny.yaml", "training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
     made.edit("recipes.yaml", "trainer/losses.py}", "params/slow_steps.py}")
-    listening = ExitStack()
+    opened = ExitStack()
     try:
-        made.received = listening.enter_context(webhook())
+        made.received = opened.enter_context(webhook())
+        made.environment |= start_if_installed(opened)
         made.run("git", "init", "-q", "-b", "main")
         made.start_server()
         made.deploy("--all")
@@ -113,7 +115,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
         yield made
     finally:
         made.end()
-        listening.close()
+        opened.close()
 
 
 def test_a_paused_schedule_stays_paused_at_the_next_deploy(deployed: Deployed) -> None:

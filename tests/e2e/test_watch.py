@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.postgresql import find_programs, postgresql
+from tests.support.postgresql import start_if_installed
 from tests.support.project import ServedProject, copy_project, wait_for
 from tests.support.webhook import Webhook, webhook
 
@@ -133,9 +133,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
     project.environment["PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL"] = "0.5"
     try:
         with webhook() as project.received, contextlib.ExitStack() as opened:
-            if find_programs():  # on SQLite, a busy server now and then loses an event
-                url = opened.enter_context(postgresql()).url()
-                project.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
+            project.environment |= start_if_installed(opened)
             project.start_server()
             project.environment["PREFECT_API_URL"] = address
             flow = project.post("flows/", name="retrain")["id"]

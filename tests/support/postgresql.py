@@ -49,6 +49,16 @@ def postgresql() -> Iterator[Database]:
         shutil.rmtree(folder)
 
 
+def start_if_installed(opened: contextlib.ExitStack) -> dict[str, str]:
+    """What lets Prefect use a server that runs until `opened` closes; nothing, which means SQLite, where PostgreSQL is not installed.
+
+    On SQLite, a busy Prefect server now and then loses an event, and what should have followed from it.
+    """
+    if find_programs() is None:
+        return {}
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": opened.enter_context(postgresql()).url()}
+
+
 def find_programs() -> Path | None:
     """The folder with all programs of the newest PostgreSQL in /usr/lib/postgresql, else of the one on the path."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
