@@ -13,19 +13,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, cycle, islice, pairwise
+from itertools import accumulate, chain, cycle, islice
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from trainer.objectives.bases.frames import Frame, find_frame
 from trainer.objectives.bases.lazy_imports import Encoding
-from trainer.objectives.bases.marks import CAPTURE, MARKS, START, STOP, find_marks, mark_answers, marked_spans
+from trainer.objectives.bases.marks import (
+    CAPTURE,
+    MARKS,
+    START,
+    STOP,
+    cut_at_spans,
+    find_marks,
+    mark_answers,
+    marked_spans,
+)
 from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned, read_turns
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
     Tokenizer,
     backend_with_whole_offsets,
+    begins_at,
     count_bytes_of_tokens,
     encode_texts,
     first_token_at_character,
@@ -33,10 +44,9 @@ from trainer.objectives.bases.texts import (
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
+from trainer.objectives.bases.verbatim import writes_verbatim
 
 _PLAIN = {"role", "content"}
-_PLACEHOLDER = re.compile("(\ue000[0-9]+\ue001)")
-"""Stands for a message, by its number, in private characters that templates do not write."""
 _ERRORS = (ValueError, KeyError, TypeError)
 """What rendering a conversation raises if the template has no place for it."""
 
@@ -66,11 +76,13 @@ class ConversationTokenizer:
     def __init__(self, tokenizer: Tokenizer, *, learns_answers_only: bool = True) -> None:
         self.tokenizer = tokenizer
         self._learns_answers_only = learns_answers_only
-        self._frames: dict[tuple[str, ...], list[str] | None] = {}
+        self._frames: dict[tuple[str, ...], Frame | None] = {}
         template = conversation_template(tokenizer) or ""
         marked = mark_answers(template)
         self._marked = marked if marked != template else None
         self._captures = bool(CAPTURE.search(template))
+        is_jinja = type(tokenizer).apply_chat_template.__module__ == "transformers.tokenization_utils_base"
+        self._is_verbatim = is_jinja and writes_verbatim(template)
         self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
         self._backend = backend_with_whole_offsets(tokenizer)
         self._token_bytes = count_bytes_of_tokens(tokenizer)
@@ -157,8 +169,21 @@ class ConversationTokenizer:
 
     def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[_Rendering]]:
         """Yield the rendering of each conversation as a whole, or those up to each of its answers."""
+        framed = [*map(self._fill, conversations)]
+        rest = [turns for turns, own in zip(conversations, framed, strict=True) if own is None]
+        rendered = self._rendered(rest) if rest else iter(())
+        for own in framed:
+            yield next(rendered) if own is None else [own]
+
+    def _fill(self, turns: Turns) -> _Rendering | None:
+        """Return what the template makes of a conversation, if that is known without it."""
+        frame = self._frame(turns) if self._is_verbatim else None
+        found = frame and frame.render([turn["content"] for turn in turns])
+        return _Rendering(*found, turns[-1]["role"] == "assistant") if found else None
+
+    def _rendered(self, conversations: Sequence[Turns]) -> Iterator[list[_Rendering]]:
         texts = marked = self._apply(list(conversations), chat_template=self._marked)
-        if self._marked and (self._captures or any(map(_says_marks, chain.from_iterable(conversations)))):
+        if self._marked and (self._captures or any(map(_may_say_marks, chain.from_iterable(conversations)))):
             texts = self._apply(list(conversations))
         elif self._marked:
             texts = [MARKS.sub("", own) for own in marked]
@@ -219,15 +244,15 @@ class ConversationTokenizer:
             if first is None:
                 (with_offsets,) = (found[i],) if sizes is None else self._encode([text], offsets=True)
                 first = {place: first_token_at_character(with_offsets, place, len(text)) for place in places[i]}
-                first = first if all(_begins_at(with_offsets, first[place], place) for place in first) else {}
+                first = first if all(begins_at(with_offsets, first[place], place) for place in first) else {}
             if len(first) == len(places[i]):
                 whole.append((ids[i], [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
-                cut += (text[a:b] for a, b in pairwise(_cuts(text, spans)))
+                cut += cut_at_spans(text, spans)
         tokens = iter(tokenize_texts(cut, self.tokenizer, add_special_tokens=False) if cut else ())
-        for (text, spans, _), own in zip(rendered, whole, strict=True):
-            pieces = [] if own else [*islice(tokens, len(_cuts(text, spans)) - 1)]
+        for (_, spans, _), own in zip(rendered, whole, strict=True):
+            pieces = [] if own else [*islice(tokens, 2 * len(spans) + 1)]
             ends = list(accumulate(map(len, pieces)))
             yield own or ([*chain.from_iterable(pieces)], [*zip(ends[::2], ends[1::2], strict=False)])
 
@@ -245,8 +270,7 @@ class ConversationTokenizer:
         each sequence of roles. A conversation that differs from its frame in nothing but the messages has its spans at the same places.
         """
         if frame := self._frame(turns):
-            filled = "".join(chain.from_iterable(zip(frame, (turn["content"] for turn in turns), strict=False)))
-            filled += frame[-1]
+            filled = frame.fill([turn["content"] for turn in turns])
             spans = find_marks(text, filled) if filled == marked or not self._marked else None
             if spans is not None:
                 return spans
@@ -261,31 +285,26 @@ class ConversationTokenizer:
         is_whole = all(text.startswith(answer.text) for answer in answers)
         return [span for answer in answers for span in answer.spans] if is_whole else None
 
-    def _frame(self, turns: Turns) -> list[str] | None:
-        """Return what the template writes around messages of these roles, with marks of what is the assistant's; None if that cannot be found."""
+    def _frame(self, turns: Turns) -> Frame | None:
+        """Return what the template writes around messages of these roles; None if that cannot be found."""
         roles = tuple(turn["role"] for turn in turns if turn.keys() == _PLAIN)
         if len(roles) < len(turns):
             return None
         if roles not in self._frames:
-            self._frames[roles] = self._find_frame(roles)
+            self._frames[roles] = find_frame(roles, self._mark, is_verbatim=self._is_verbatim)
         return self._frames[roles]
 
-    def _find_frame(self, roles: Sequence[str]) -> list[str] | None:
-        names = [f"\ue000{i}\ue001" for i in range(len(roles))]
-        turns = [{"role": role, "content": name} for role, name in zip(roles, names, strict=True)]
+    def _mark(self, turns: Turns) -> str | None:
+        """Return the rendering of a conversation with marks of what is the assistant's; None if that cannot be found."""
         try:
             text = self._render(turns)
             marked = str(self._apply(turns, chat_template=self._marked)) if self._marked else text
             spans = self._rendered_spans(turns, text, marked)
         except _ERRORS:
             return None
-        if spans is None:
-            return None
-        if not self._marked:
-            parts = [text[a:b] for a, b in pairwise(_cuts(text, spans))]
-            marked = "".join(chain.from_iterable(zip(parts, cycle((START, STOP)), strict=False)))[:-1]
-        pieces = _PLACEHOLDER.split(marked)
-        return pieces[::2] if pieces[1::2] == names else None
+        if self._marked or spans is None:
+            return marked if spans else None
+        return "".join(chain.from_iterable(zip(cut_at_spans(text, spans), cycle((START, STOP)), strict=False)))[:-1]
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:
         return str(self._apply(turns, add_generation_prompt=prompt))
@@ -326,16 +345,5 @@ class ConversationObjective(Objective[OptionsT]):
         return {}
 
 
-def _cuts(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Return where a text is cut into its spans and what is between them."""
-    return [0, *chain.from_iterable(spans), len(text)]
-
-
-def _begins_at(encoding: Encoding, token: int, place: int) -> bool:
-    """Whether no part of a token is before a place in the text."""
-    return token == len(encoding) or (encoding.token_to_chars(token) or (0, 0))[0] >= place
-
-
-def _says_marks(turn: Mapping[str, Any]) -> bool:
-    """Whether a message may write marks itself."""
-    return turn.keys() != _PLAIN or any(mark in text for text in turn.values() for mark in (START, STOP))
+def _may_say_marks(turn: Mapping[str, Any]) -> bool:
+    return turn.keys() != _PLAIN or any(MARKS.search(text) for text in turn.values())

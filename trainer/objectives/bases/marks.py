@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 
 START, STOP = "\ufdd0", "\ufdd1"
 """Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
@@ -36,3 +37,8 @@ def marked_spans(text: str, marked: str) -> list[tuple[int, int]]:
         where = "{% generation %} and {% endgeneration %}, so the assistant's tokens cannot be found"
         raise ValueError(f"the chat template {what} {where}")
     return spans
+
+
+def cut_at_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the parts of a text by turns: what is before the first span, the span, what is before the next one, and so on."""
+    return [text[start:stop] for start, stop in pairwise([0, *chain.from_iterable(spans), len(text)])]

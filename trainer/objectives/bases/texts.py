@@ -94,6 +94,11 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
     return len(encoding)
 
 
+def begins_at(encoding: Encoding, token: int, place: int) -> bool:
+    """Whether no part of a token is before a place in the text."""
+    return token == len(encoding) or (encoding.token_to_chars(token) or (0, 0))[0] >= place
+
+
 def count_bytes_of_tokens(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
     """Return how many bytes (UTF-8) of a text each token is, (V,); None if a tokenizer may add to a text, or replace some of it."""
     backend = tokenizer.backend_tokenizer
