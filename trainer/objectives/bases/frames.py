@@ -60,10 +60,8 @@ def find_frame(roles: Sequence[str], mark: Callable[[Turns], str | None], *, is_
 
     `mark` renders messages with marks of what is the assistant's; `is_verbatim` says that it writes them as they are, or stripped.
     """
-    if (pieces := _pieces_around(roles, mark, "")) is None:
-        return None
-    padded = _pieces_around(roles, mark, " ") if is_verbatim else None
-    return Frame(pieces, _find_stripped(pieces, padded) if padded else None)
+    pieces, padded = (_pieces_around(roles, mark, padding) for padding in ("", " "))
+    return Frame(pieces, _find_stripped(pieces, padded) if is_verbatim else None) if pieces and padded else None
 
 
 def _pieces_around(roles: Sequence[str], mark: Callable[[Turns], str | None], padding: str) -> list[str] | None:
@@ -75,7 +73,7 @@ def _pieces_around(roles: Sequence[str], mark: Callable[[Turns], str | None], pa
 
 
 def _find_stripped(pieces: Sequence[str], padded: Sequence[str]) -> list[bool] | None:
-    """Return which messages are stripped, by what is around them where they have a space on both sides; None if that has other differences."""
+    """Return which messages are stripped, by what is around those with a space on both sides; None if that has other differences."""
     found, before = list[bool](), ""
     for piece, with_spaces in zip(pieces[:-1], padded, strict=False):
         after = with_spaces.removeprefix(f"{before}{piece}")

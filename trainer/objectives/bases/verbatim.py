@@ -107,8 +107,12 @@ class _ContentFlow:
                 case nodes.Assign(target=nodes.NSRef(name=name, attr=attribute), node=value):
                     _require(self._kinds.get(name) is _Kind.NAMESPACE)
                     self._assign((name, attribute), self._kind(value))
+                case nodes.Assign(
+                    target=nodes.Name(name=name), node=nodes.Call(node=nodes.Name(name="namespace")) as call
+                ):
+                    self._make_namespace(name, call)
                 case nodes.Assign(target=nodes.Name(name=name), node=value):
-                    self._assign(name, self._make_namespace(name, value) or self._kind(value))
+                    self._assign(name, self._kind(value))
                 case _:
                     _require(isinstance(statement, nodes.Break | nodes.Continue))
 
@@ -128,16 +132,14 @@ class _ContentFlow:
             self._decide(loop.test)
         self._run([*loop.body, *loop.else_])
 
-    def _make_namespace(self, name: str, value: nodes.Node) -> _Kind | None:
-        """Return the kind of a new namespace, and learn what is in it; None if it is none."""
-        if not isinstance(value, nodes.Call) or value.node != nodes.Name("namespace", "load"):
-            return None
-        _require(not value.args and not value.dyn_args and not value.dyn_kwargs)
-        for own in value.kwargs:
+    def _make_namespace(self, name: str, call: nodes.Call) -> None:
+        _require(not call.args and not call.dyn_args and not call.dyn_kwargs)
+        self._kinds[name] = _join(self._kinds.get(name, _Kind.NAMESPACE), _Kind.NAMESPACE)
+        for own in call.kwargs:
             self._assign((name, own.key), self._kind(own.value))
-        return _Kind.NAMESPACE
 
     def _assign(self, variable: Hashable, kind: _Kind) -> None:
+        _require(kind is not _Kind.NAMESPACE)  # by its other name, what is in it would not be known
         self._kinds[variable] = _join(self._kinds.get(variable, kind), kind)
 
     def _decide(self, test: nodes.Node) -> None:

@@ -33,6 +33,20 @@ TEMPLATES = {
     "marks what is behind thoughts": LOOP + "{% if '</t>' in c %}{{ c.split('</t>')[0] }}</t>{% endif %}"
     "{% generation %}{{ c.split('</t>')[-1] }}{{ eos_token }}{% endgeneration %}{% endfor %}",
     "of the day": "{{ strftime_now('%Y') }}" + LOOP + TURN + "{% endfor %}",
+    "trims the last one": LOOP + "{{ '<' ~ m.role ~ '>' }}{% if loop.last %}{{ c | trim }}{% else %}{{ c }}{% endif %}{{ eos_token }}{% endfor %}",
+    "trims the user's": "{% for m in messages %}<{{ m.role }}>{% generation %}"
+    "{{ m.content.strip() if m['role'] == 'user' else m.content }}{% endgeneration %}{% endfor %}",
+    "with headers": "{% set loop_messages = messages %}{% for m in loop_messages %}{% set c = '<' + m['role'] + '>\n\n' + m['content'] | trim + eos_token %}"
+    "{% if loop.index0 == 0 %}{% set c = '<s>' + c %}{% endif %}{{ c }}{% endfor %}{% if add_generation_prompt %}<assistant>\n\n{% endif %}",
+    "with tools": "{%- if tools %}{{- tools | tojson }}{%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}{% endif %}{% endif %}"
+    "{%- for m in messages %}{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{{- '<' + m.role + '>\n' + m.content + eos_token + '\n' }}{%- elif m.role == 'assistant' %}{%- if m.content %}{{- m.content }}{% endif %}"
+    "{%- for call in m.tool_calls %}{%- if call.function is defined %}{%- set call = call.function %}{% endif %}{{- call.name }}{% endfor %}"
+    "{%- else %}{{- '<' ~ m.role ~ '>' ~ m.get('content') ~ eos_token }}{% endif %}{% endfor %}",
+    "refuses a system": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + LOOP + TURN + "{% endfor %}",
+    "asks what was before": LOOP + "{% if loop.previtem is defined and loop.previtem.role == m.role %}again {% endif %}" + TURN + "{% endfor %}",
+    "says the first one twice": "{{ messages[0].content }}" + LOOP + TURN + "{% endfor %}",
+    "keeps the last one's length": "{% set ns = namespace(n=0) %}" + LOOP + TURN + "{{ ns.n }}{% set ns.n = c | length %}{% endfor %}",
 }  # fmt: skip
 TEXTS = ["yes", "no", "", " ", "\n", "[a]", "]", "x", "</t>", "so</t>\n", "<e>", "<", "e>", "<user>", "{{ c }}", "{% if %}", "ÄÖ ﬁ", "日本", "e\u0301"]  # fmt: skip
 TEXTS += [
@@ -71,6 +85,30 @@ def tokens(reader, conversation):
         return reader.tokenize([reader.read(conversation)])
     except (ValueError, KeyError) as error:
         return str(error)
+
+
+VERBATIM = {
+    *("plain", "marked", "marked, end outside", "trimmed", "begins with the system's", "marks the assistant's", "of the day"),
+    *("trims the last one", "trims the user's", "with headers", "with tools", "refuses a system", "asks what was before"),
+    *("says the first one twice",),
+}  # fmt: skip
+UNKNOWN = {"trims the last one", "says the first one twice"}
+"""Around a message, they write something else in the beginning of a conversation than in the whole, or write it twice."""
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_writes_messages_as_they_are_is_not_rendered_again(template, monkeypatch):
+    tokenizer().chat_template = TEMPLATES[template]
+    own = chat.ConversationTokenizer(tokenizer())
+    assert own._is_verbatim == (template in VERBATIM)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    own.tokenize([turns])
+    monkeypatch.setattr(own, "_apply", None)
+    if template in VERBATIM - UNKNOWN:
+        own.tokenize([[turn | {"content": "other"} for turn in turns]])
+    else:
+        with pytest.raises(TypeError):
+            own.tokenize([[turn | {"content": "other"} for turn in turns]])
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
