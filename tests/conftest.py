@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import psutil
 import pytest
 import typer.main
 
@@ -33,6 +34,10 @@ gc.disable()
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests make 240,000 files: where memory is plenty, these are not on a disk. What passes is deleted (`tmp_path_retention_policy`).
+if psutil.virtual_memory().available > 10 * 2**30 and Path("/dev/shm").is_mount():  # noqa: S108
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # noqa: S108
 
 # A script starts its background jobs with SIGINT ignored, and so would be all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -115,12 +120,12 @@ _frozen_modules = 0
 
 
 def _collect_and_leave_out_imports(generation: int = 2) -> int:
-    """Look for garbage; if the product does, leave what was imported out of later looks: it makes one after each model, a quarter of a second long."""
+    """Look for garbage; if the product or accelerate does, leave what was imported out of later looks: there is one after each model, a quarter of a second long."""
     global _frozen_modules  # noqa: PLW0603
     found = _collect(generation)
     # hypothesis looks, too, and then for what refers to an object, which is not found among what is left out
-    is_product = sys._getframe(1).f_globals["__name__"].startswith("tasks.")
-    if is_product and len(sys.modules) > _frozen_modules:
+    is_model_left = sys._getframe(1).f_globals["__name__"].startswith(("tasks.", "accelerate."))
+    if is_model_left and len(sys.modules) > _frozen_modules:
         gc.freeze()
         _frozen_modules = len(sys.modules)
     return found
