@@ -221,13 +221,13 @@ def _read_config(model: Model) -> dict[str, Any]:
 
 def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator[Problem]:
     """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
+    if publish.adapter == "merged":
+        return
     from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
     from tasks.hub_client.repository import RetryPolicy
     from tasks.publishing.candidate import require_readable_base_model, why_adapter_not_shareable
 
     key = ("publish", "adapter")
-    if publish.adapter == "merged":
-        return
     try:
         resolve_hub_endpoint(publish.endpoint)
     except HubRefusedError:  # which another check says
