@@ -81,7 +81,7 @@ class ConversationTokenizer:
         marked = mark_answers(template)
         self._marked = marked if marked != template else None
         self._captures = bool(CAPTURE.search(template))
-        is_jinja = type(tokenizer).apply_chat_template.__module__ == "transformers.tokenization_utils_base"
+        is_jinja = tokenizer.apply_chat_template.__module__ == "transformers.tokenization_utils_base"
         self._is_verbatim = is_jinja and writes_verbatim(template)
         self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
         self._backend = backend_with_whole_offsets(tokenizer)

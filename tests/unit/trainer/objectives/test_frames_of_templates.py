@@ -130,3 +130,10 @@ def test_a_frame_gives_the_tokens_of_a_rendering(template, monkeypatch):
         monkeypatch.setattr(rendered, "_captures", True)  # renders each conversation without marks, too
     for conversation in conversations(60):
         assert tokens(framed, conversation) == tokens(rendered, conversation)
+
+
+def test_what_does_not_render_with_jinja_is_asked_for_each_conversation(monkeypatch):
+    tokenizer().chat_template = TEMPLATES["plain"]
+    assert chat.ConversationTokenizer(tokenizer())._is_verbatim
+    monkeypatch.setattr(tokenizer(), "apply_chat_template", lambda conversation, **options: "")
+    assert not chat.ConversationTokenizer(tokenizer())._is_verbatim
