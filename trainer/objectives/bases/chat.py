@@ -81,7 +81,7 @@ class ConversationTokenizer:
         marked = mark_answers(template)
         self._marked = marked if marked != template else None
         self._captures = bool(CAPTURE.search(template))
-        is_jinja = type(tokenizer).apply_chat_template.__module__ == "transformers.tokenization_utils_base"
+        is_jinja = tokenizer.apply_chat_template.__module__ == "transformers.tokenization_utils_base"
         self._is_verbatim = is_jinja and writes_verbatim(template)
         self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
         self._backend = backend_with_whole_offsets(tokenizer)
@@ -291,7 +291,7 @@ class ConversationTokenizer:
         if len(roles) < len(turns):
             return None
         if roles not in self._frames:
-            self._frames[roles] = find_frame(roles, self._mark, is_verbatim=self._is_verbatim)
+            self._frames[roles] = find_frame(roles, self._mark, self._render if self._is_verbatim else None)
         return self._frames[roles]
 
     def _mark(self, turns: Turns) -> str | None:
@@ -302,8 +302,8 @@ class ConversationTokenizer:
             spans = self._rendered_spans(turns, text, marked)
         except _ERRORS:
             return None
-        if self._marked or spans is None:
-            return marked if spans else None
+        if spans is None or MARKS.search(text):
+            return None
         return "".join(chain.from_iterable(zip(cut_at_spans(text, spans), cycle((START, STOP)), strict=False)))[:-1]
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:

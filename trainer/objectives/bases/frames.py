@@ -11,8 +11,9 @@ from itertools import accumulate, chain
 from trainer.objectives.bases.marks import MARKS
 from trainer.objectives.bases.messages import Turns
 
-_PLACEHOLDER = re.compile("(\ue000[0-9]+\ue001)")
-"""Stands for a message, by its number, in private characters that templates do not write."""
+_SPACE = "\u2003"
+_PLACEHOLDER = re.compile(f"({_SPACE}?)(\ue000[0-9]+\ue001)({_SPACE}?)")
+"""Stands for a message, by its number. A space that templates do not write is around it, unless the message is stripped."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +56,24 @@ class Frame:
         return found
 
 
-def find_frame(roles: Sequence[str], mark: Callable[[Turns], str | None], *, is_verbatim: bool) -> Frame | None:
+def find_frame(
+    roles: Sequence[str], mark: Callable[[Turns], str | None], render: Callable[[Turns], str] | None = None
+) -> Frame | None:
     """Return the frame of messages of these roles; None if it cannot be found.
 
-    `mark` renders messages with marks of what is the assistant's; `is_verbatim` says that it writes them as they are, or stripped.
+    `mark` renders messages with marks of what is the assistant's. `render` renders them without; it is given if the template does nothing
+    with what they say but write it, as it is, stripped, or as JSON.
     """
-    pieces, padded = (_pieces_around(roles, mark, padding) for padding in ("", " "))
-    return Frame(pieces, _find_stripped(pieces, padded) if is_verbatim else None) if pieces and padded else None
-
-
-def _pieces_around(roles: Sequence[str], mark: Callable[[Turns], str | None], padding: str) -> list[str] | None:
-    """Return what is written around messages; each is a placeholder, with padding on both sides."""
     names = [f"\ue000{i}\ue001" for i in range(len(roles))]
-    turns = [{"role": role, "content": f"{padding}{name}{padding}"} for role, name in zip(roles, names, strict=True)]
-    pieces = _PLACEHOLDER.split(mark(turns) or "")
-    return pieces[::2] if pieces[1::2] == names else None
+    split = _PLACEHOLDER.split(mark(_turns(roles, [f"{_SPACE}{name}{_SPACE}" for name in names])) or "")
+    pieces, before, found, after = (split[i::4] for i in range(4))
+    if found != names:
+        return None
+    frame = Frame(pieces, [not space for space in before] if before == after else None)
+    others = ['"'] * len(roles)  # other than their JSON, and than what the template or a role writes like a placeholder
+    is_known = render and (known := frame.render(others)) and known[0] == render(_turns(roles, others))
+    return frame if is_known else Frame(pieces)
 
 
-def _find_stripped(pieces: Sequence[str], padded: Sequence[str]) -> list[bool] | None:
-    """Return which messages are stripped, by what is around those with a space on both sides; None if that has other differences."""
-    found, before = list[bool](), ""
-    for piece, with_spaces in zip(pieces[:-1], padded, strict=False):
-        after = with_spaces.removeprefix(f"{before}{piece}")
-        if after not in {"", " "} or with_spaces != f"{before}{piece}{after}":
-            return None
-        found.append(not after)
-        before = after
-    return found if padded[-1] == f"{before}{pieces[-1]}" else None
+def _turns(roles: Sequence[str], contents: Sequence[str]) -> Turns:
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether a chat template writes what messages say as it is, or stripped of the white space around it, and asks nothing about it.
+"""Whether a chat template writes what messages say as it is, stripped of the white space around it, or as JSON, and asks nothing about it.
 
 What such a template writes around messages depends on their roles alone, so it need not be rendered for each conversation. The proof
 follows messages through the template's syntax tree, as a taint analysis does. A template is taken to look at what messages say where
@@ -23,7 +23,7 @@ class _Kind(Enum):
     FREE = "nothing that messages say"
     CONVERSATION = "a list of messages"
     MESSAGE = "a message, with the keys role and content"
-    CONTENT = "what a message says, unchanged"
+    CONTENT = "what a message says, unchanged, or nothing that messages say: roles decide which"
     TEXT = "a text that may have contents in it"
     LOOP = "the state of a loop"
     NAMESPACE = "a namespace"
@@ -37,8 +37,8 @@ _LOOP_STATE: Final = frozenset(
 )
 _FREE_FILTERS: Final = frozenset(
     (
-        *("count", "d", "default", "first", "int", "items", "join", "last", "length", "list", "lower", "replace"),
-        *("rejectattr", "reverse", "selectattr", "string", "title", "tojson", "trim", "upper"),
+        *("capitalize", "count", "d", "default", "first", "int", "items", "join", "last", "length", "list", "lower"),
+        *("reject", "rejectattr", "replace", "reverse", "selectattr", "string", "title", "tojson", "trim", "upper"),
     )
 )
 """None of them makes a `Markup`, which would escape what is added to it."""
@@ -52,6 +52,7 @@ _KNOWN_RESULTS: Final = {
     (_Kind.CONTENT, "string", 0): _Kind.CONTENT,
     (_Kind.CONTENT, "trim", 0): _Kind.TEXT,
     (_Kind.CONTENT, "strip()", 0): _Kind.TEXT,
+    (_Kind.CONTENT, "tojson", 0): _Kind.TEXT,
 }
 """By what a filter or a method is applied to, its name, and the number of its arguments."""
 _OPERATIONS: Final = (
@@ -66,7 +67,7 @@ class _DependsOnContentError(Exception):
 
 
 def writes_verbatim(template: str) -> bool:
-    """Whether a chat template writes messages of role and content as they are, or stripped, whatever they say.
+    """Whether a chat template writes messages of role and content as they are, stripped, or as JSON, whatever they say.
 
     This holds for messages that are not empty: templates ask whether they are.
     """
@@ -86,10 +87,12 @@ class _ContentFlow:
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, _Kind] = {"messages": _Kind.CONVERSATION}
+        self._found: dict[nodes.Node, _Kind] = {}
 
     def learns_from(self, tree: nodes.Template) -> bool:
         """Go through a template; return whether a variable is more than was known. Raises _DependsOnContentError."""
         before = dict(self._kinds)
+        self._found.clear()
         self._run(tree.body)
         return self._kinds != before
 
@@ -140,6 +143,7 @@ class _ContentFlow:
 
     def _assign(self, variable: Hashable, kind: _Kind) -> None:
         _require(kind is not _Kind.NAMESPACE)  # by its other name, what is in it would not be known
+        _require(variable != "namespace")  # could be `dict` then, whose methods return what is in it
         self._kinds[variable] = _join(self._kinds.get(variable, kind), kind)
 
     def _decide(self, test: nodes.Node) -> None:
@@ -152,7 +156,12 @@ class _ContentFlow:
         else:
             _require(self._kind(test) in {_Kind.FREE, _Kind.CONTENT, _Kind.MESSAGE, _Kind.CONVERSATION})
 
-    def _kind(self, expression: nodes.Node) -> _Kind:  # noqa: PLR0911 (one for each kind of expression)
+    def _kind(self, expression: nodes.Node) -> _Kind:
+        if expression not in self._found:  # once: else, time grows exponentially with the depth of an expression
+            self._found[expression] = self._find_kind(expression)
+        return self._found[expression]
+
+    def _find_kind(self, expression: nodes.Node) -> _Kind:  # noqa: PLR0911 (one for each kind of expression)
         match expression:
             case nodes.Name(name=name):
                 _require(name != "lipsum")  # returns a `Markup`
@@ -203,8 +212,8 @@ class _ContentFlow:
 
     def _result(self, expression: nodes.Filter | nodes.Call) -> _Kind:
         """Return the kind of what a filter or a function returns."""
-        given = [*expression.args, *expression.kwargs]
-        self._require_free(*given, *filter(None, (expression.dyn_args, expression.dyn_kwargs)))
+        given = [*expression.args, *expression.kwargs, *filter(None, (expression.dyn_args, expression.dyn_kwargs))]
+        self._require_free(*given)
         match expression:
             case nodes.Call(node=nodes.Getattr(node=of, attr=name)):
                 found = _KNOWN_RESULTS.get((self._kind(of), f"{name}()", len(given)))
@@ -228,7 +237,7 @@ class _ContentFlow:
 def _join(one: _Kind, other: _Kind) -> _Kind:
     """Return the kind of what is one or the other."""
     _require(one is other or {one, other} <= _WRITTEN)
-    return one if one is other else _Kind.TEXT
+    return one if one is other else _Kind.TEXT if _Kind.TEXT in {one, other} else _Kind.CONTENT
 
 
 def _require(holds: bool) -> None:  # noqa: FBT001

@@ -46,6 +46,11 @@ TEMPLATES = {
     "refuses a system": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + LOOP + TURN + "{% endfor %}",
     "asks what was before": LOOP + "{% if loop.previtem is defined and loop.previtem.role == m.role %}again {% endif %}" + TURN + "{% endfor %}",
     "says the first one twice": "{{ messages[0].content }}" + LOOP + TURN + "{% endfor %}",
+    "writes tools' messages as JSON": LOOP + "<{{ m.role }}>{{ c | tojson if m.role == 'tool' else c }}{{ eos_token }}{% endfor %}",
+    "writes other roles": LOOP + "<{{ m.role if m.role not in ['user', 'assistant'] else c }}>{{ eos_token }}{% endfor %}",
+    "writes marks": LOOP + TURN + "\ufdd0\ufdd1{% endfor %}",
+    "writes a placeholder": LOOP + "{% if m.role == 'user' %}\ue0000\ue001{% else %}{{ c }}{% endif %}{% endfor %}",
+    "writes wide spaces": "{% for m in messages %}<{{ m.role }}>{{ '\u2003' ~ m.content | trim ~ '\u2003' }}{% endfor %}",
     "keeps the last one's length": "{% set ns = namespace(n=0) %}" + LOOP + TURN + "{{ ns.n }}{% set ns.n = c | length %}{% endfor %}",
 }  # fmt: skip
 TEXTS = ["yes", "no", "", " ", "\n", "[a]", "]", "x", "</t>", "so</t>\n", "<e>", "<", "e>", "<user>", "{{ c }}", "{% if %}", "ÄÖ ﬁ", "日本", "e\u0301"]  # fmt: skip
@@ -74,6 +79,8 @@ def tokenizer():
 def conversations(count):
     chance = random.Random(count)
     yield [{"role": "user", "content": "\ufdd0a\ufdd1"}, {"role": "assistant", "content": "b"}]
+    for role in ("tool", "\ufdd0", "\ue0000\ue001"):
+        yield [{"role": role, "content": 'a "b"'}, {"role": "assistant", "content": "c"}]
     for _ in range(count):
         turns = [{"role": "system", "content": ""}] * chance.randint(0, 1)
         turns += [{"role": role} for role in ("user", "assistant") * chance.randint(1, 3)]
@@ -90,10 +97,13 @@ def tokens(reader, conversation):
 VERBATIM = {
     *("plain", "marked", "marked, end outside", "trimmed", "begins with the system's", "marks the assistant's", "of the day"),
     *("trims the last one", "trims the user's", "with headers", "with tools", "refuses a system", "asks what was before"),
-    *("says the first one twice",),
+    *("says the first one twice", "writes tools' messages as JSON", "writes other roles", "writes marks", "writes a placeholder"),
+    "writes wide spaces",
 }  # fmt: skip
-UNKNOWN = {"trims the last one", "says the first one twice"}
-"""Around a message, they write something else in the beginning of a conversation than in the whole, or write it twice."""
+UNKNOWN = {
+    *("trims the last one", "says the first one twice", "writes marks", "writes a placeholder", "writes wide spaces"),
+}
+"""They write something else around a message in the beginning of a conversation than in the whole, or write it twice, or what stands for it."""
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -120,3 +130,10 @@ def test_a_frame_gives_the_tokens_of_a_rendering(template, monkeypatch):
         monkeypatch.setattr(rendered, "_captures", True)  # renders each conversation without marks, too
     for conversation in conversations(60):
         assert tokens(framed, conversation) == tokens(rendered, conversation)
+
+
+def test_what_does_not_render_with_jinja_is_asked_for_each_conversation(monkeypatch):
+    tokenizer().chat_template = TEMPLATES["plain"]
+    assert chat.ConversationTokenizer(tokenizer())._is_verbatim
+    monkeypatch.setattr(tokenizer(), "apply_chat_template", lambda conversation, **options: "")
+    assert not chat.ConversationTokenizer(tokenizer())._is_verbatim

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trainer.objectives.bases.verbatim import writes_verbatim
@@ -25,9 +27,12 @@ LOOKS = [
     "{{ m.content | upper }}",
     "{{ m.content | replace('a', 'b') }}",
     "{{ m.content | trim('x') }}",
+    "{{ m.content | trim(*['x']) }}",
+    "{{ m.content | trim(**{'chars': 'x'}) }}",
     "{{ m.content.strip('x') }}",
+    "{{ m.content.strip(*['x']) }}",
     "{{ m.content.lstrip() }}",
-    "{{ m.content | tojson }}",
+    "{{ m.content | tojson | length }}",
     "{{ m.content | e }}",
     "{{ ('x' | e) + m.content }}",
     "{{ ('x' | safe) ~ m.content }}",
@@ -67,6 +72,7 @@ LOOKS = [
     "{% set ns = namespace(c=m.content) %}{% if ns.c == 'a' %}{% endif %}{{ m.content }}",
     "{% set ns = namespace() %}{% set ns.c = m.content %}{% set other = ns %}{% if other.c == 'a' %}{% endif %}{{ m.content }}",
     "{% set ns = namespace() %}{% set ns.c = m.content %}{% if ns['c'] == 'a' %}{% endif %}{{ m.content }}",
+    "{% set namespace = dict %}{% set d = namespace(c=m.content) %}{% set all = d.values %}{{ all() }}",
     "{% set d = dict(c=m.content) %}{% if d.c == 'a' %}{% endif %}{{ m.content }}",
     "{% set d = {'c': m.content} %}{% if d.c == 'a' %}{% endif %}{{ m.content }}",
     "{% set d = [m.content] %}{% if d[0] == 'a' %}{% endif %}{{ m.content }}",
@@ -94,6 +100,9 @@ WRITES = [
     "{% if m.content is string and m.content is not none and m.content %}{{ m.content }}{% endif %}",
     "{% if 'tool_calls' in m and m['tool_calls'] is defined %}{{ m.tool_calls[0].name }}{% endif %}{{ m.content | default('') }}",
     "{% set c = m.content or '' %}{{ c }}",
+    "{% if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}{% endif %}{% if c %}{{ c }}{% endif %}",
+    "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.role | capitalize }}{{ m.content }}{% endif %}",
+    "{{ ['python', 'search'] | reject('equalto', 'python') | join }}{{ m.content }}",
     "{% if loop.previtem and loop.previtem.role != 'tool' and not loop.last %}x{% endif %}{{ m.content }}",
     "{% if messages | length > 2 and (messages | last).role == 'user' %}x{% endif %}{{ m.content }}",
     "{% if loop.index > 9 %}{% break %}{% endif %}{{ m.content }}",
@@ -118,3 +127,9 @@ def test_a_template_that_writes_messages_as_they_are_is_verbatim(body):
 
 def test_what_is_no_template_is_not_verbatim():
     assert not writes_verbatim("{% for m in messages %}")
+
+
+def test_time_grows_with_the_length_of_an_expression_alone():
+    begin = time.process_time()
+    assert writes_verbatim("{{ messages[0].role" + " | lower" * 18 + " }}")
+    assert time.process_time() - begin < 1
