@@ -77,7 +77,7 @@ def writes_verbatim(template: str) -> bool:
         tree = ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)
         while flow.learns_from(tree):
             pass
-    except (_DependsOnContentError, TemplateError):
+    except (_DependsOnContentError, TemplateError, RecursionError):
         return False
     return True
 

@@ -127,6 +127,7 @@ def test_a_template_that_writes_messages_as_they_are_is_verbatim(body):
 
 def test_what_is_no_template_is_not_verbatim():
     assert not writes_verbatim("{% for m in messages %}")
+    assert not writes_verbatim(f"{{{{ {'not ' * 2000}messages }}}}")
 
 
 def test_time_grows_with_the_length_of_an_expression_alone():
