@@ -98,6 +98,10 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         if not self._launch.data_cluster and self._are_worth(shards):
             executor.start_fork_server(self._imports)
 
+    def expect_as_before(self) -> None:
+        """Begin with the imports if the last run had work for processes."""
+        self.expect(len([*self._folder.iterdir()]) if self._folder.exists() else 0)
+
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
 

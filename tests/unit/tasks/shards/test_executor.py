@@ -128,6 +128,18 @@ def test_what_was_kept_without_files_needs_no_other_process(tmp_path: Path, monk
     assert run(range(8)) == first
 
 
+def test_imports_begin_early_where_the_last_run_had_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, artifacts = list[Sequence[str]](), Artifacts("trial", tmp_path)
+    monkeypatch.setattr(executor, "start_fork_server", started.append)
+    with ShardWorkers(artifacts, "tests", TWO, imports=["json"]) as workers:
+        workers.expect_as_before()
+        assert not started
+        for number in range(4):
+            (artifacts.shards / "tests" / str(number)).mkdir(parents=True)
+        workers.expect_as_before()
+        assert started == [["json"]]
+
+
 def test_processes_that_run_get_little_work(tmp_path: Path) -> None:
     with ShardWorkers(Artifacts("trial", tmp_path), "tests", TWO) as workers:
         several, two, one = (set(workers.map(pid, range(n), what="numbers")) for n in (4, 2, 1))
