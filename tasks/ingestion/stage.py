@@ -102,6 +102,7 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__, "tasks.ingestion.parts"]) as workers,
     ):
+        workers.expect_as_before()  # while the files are looked at
         sources = [_open(f"data.{key}", keys, artifacts, workers) for key, keys in data.row_sources.items()]
         _set_shares(sources, data.split)
         columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)

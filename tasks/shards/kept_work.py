@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -97,6 +98,10 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         if not self._launch.data_cluster and self._are_worth(shards):
             executor.start_fork_server(self._imports)
 
+    def expect_as_before(self) -> None:
+        """Begin with the imports if the last run had work for processes."""
+        self.expect(len([*self._folder.iterdir()]) if self._folder.exists() else 0)
+
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
 
@@ -109,10 +114,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
             TransientError: the cluster does not answer any more.
             EvergreenError: the error of the first item that has one.
         """
-        found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
-        for result in iterate_with_progress(found, what=f"{self._stage}: {what}", total=len(items)):
-            yield result
-            executor.release_memory_if_due()
+        yield from self._with_progress(self._each(function, items), what, len(items))
 
     def run(
         self, function: Callable[[ItemT], ResultT], works: Sequence[ShardTask[ItemT]], *, what: str
@@ -123,7 +125,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
             return
         self._used.update(self._cache.entry(work).name for work in works)
         found = 0
-        for result, is_found in self.map(partial(self._cache.find_or_do, function), works, what=what):
+        for result, is_found in self._with_progress(self._find_or_do(self._cache, function, works), what, len(works)):
             found += is_found
             yield result
         if found:
@@ -137,9 +139,27 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         self._used.add(entry.name)
         return entry
 
+    def _find_or_do(
+        self, cache: _Cache, function: Callable[[ItemT], ResultT], works: Sequence[ShardTask[ItemT]]
+    ) -> Iterator[tuple[ResultT, bool]]:
+        """Yield what each work gives, and whether an earlier run did it. Where it wrote no files to compare, it takes longer to ask a worker."""
+        is_asked = [bool(work.files) or not cache.entry(work).exists() for work in works]
+        asked = self._each(partial(cache.find_or_do, function), [*compress(works, is_asked)])
+        for work, own in zip(works, is_asked, strict=True):
+            yield next(asked) if own else cache.find_or_do(function, work)
+
+    def _with_progress(self, results: Iterator[ResultT], what: str, total: int) -> Iterator[ResultT]:
+        for result in iterate_with_progress(results, what=f"{self._stage}: {what}", total=total):
+            yield result
+            executor.release_memory_if_due()
+
+    def _each(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
+        return self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
+
     def _are_worth(self, items: int) -> bool:
-        """Whether workers start for so many items."""
-        return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
+        """Whether workers start for so many items, or get them if they run."""
+        fewest = 2 if self._submit else _FEWEST
+        return items >= fewest and (self._processes > 1 or bool(self._launch.data_cluster))
 
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
         self._folder.mkdir(parents=True, exist_ok=True)

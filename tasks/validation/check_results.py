@@ -177,6 +177,7 @@ def reasons_at_positions(results: Sequence[CheckResult], rows: RawRows, position
         elif result.explain:
             picked = rows.pick(own.tolist(), said=result.reads_said)
             details = [f": {result.explain(picked[position])}" for position in own.tolist()]
+        call = expectation_as_call(result.expectation) if details else ""
         for place, detail in zip(places.tolist(), details, strict=True):
-            found[place].append(expectation_as_call(result.expectation) + detail)
+            found[place].append(call + detail)
     return found

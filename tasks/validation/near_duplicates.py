@@ -142,7 +142,7 @@ def _find_candidates(
 ) -> NDArray[np.uint64]:
     """Return the positions of pairs of rows that may be near, (2, P): the later one is a training row."""
     bands, length = bands_for_threshold(threshold)
-    files = [folder / f"{number:05}.bands.npy" for number in range(len(rows.parts))]
+    files = [folder / f"{number:05}.bands" for number in range(len(rows.parts))]
     work = partial(write_shard_bands, columns, bands, length)
     shards = {"what": "near duplicates", "columns": columns, "bands": [bands, length]}
     counts = list(rows.run(work, rows.parts, paths=files, **shards))  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def _find_candidates(
 
 
 def write_shard_bands(columns: Sequence[str], bands: int, length: int, work: RawShardWork) -> int:
-    """Write the hash of each band of each row of a shard that has a text, as an array (2, N * bands) of hashes, ascending, and places.
+    """Write the hash of each band of each row of a shard that has a text, as an array (2, N * bands) for `read_bucket`: hashes and places.
 
     A hash of a shingle x is (a x + b) mod 2^64, without its last 32 bits (Dietzfelbinger et al. 1997,
     https://doi.org/10.1006/jagm.1997.0873).
@@ -175,7 +175,7 @@ def write_shard_bands(columns: Sequence[str], bands: int, length: int, work: Raw
         first += batch.num_rows
     found = np.stack([np.concatenate(keys), np.concatenate(places)])
     assert work.path
-    np.save(work.path, found[:, np.argsort(found[0], kind="stable")])
+    found[:, np.argsort(found[0], kind="stable")].tofile(work.path)
     return int(found.shape[1])
 
 
@@ -183,7 +183,7 @@ def _in_bucket(
     files: Sequence[Path], starts: Sequence[int], set_aside: Positions, train: int, bucket: tuple[int, int]
 ) -> Hashes:
     """Return the pairs of a bucket that have a band in common, each as one number: 32 bits of each position."""
-    keys, positions = read_bucket(files, starts, bucket)
+    keys, positions = read_bucket(files, starts, 2, bucket)
     counts = ~np.isin(positions, set_aside)
     keys, positions = keys[counts], positions[counts]
     order = np.lexsort((positions, keys))

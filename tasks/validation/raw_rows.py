@@ -7,6 +7,8 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -185,8 +187,12 @@ class RawRows:
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
-        start = sum(len(self.splits[s]) for s in ORDER[: ORDER.index(split)])
-        return range(start, start + len(self.splits[split]))
+        return self._spans[split]
+
+    @cached_property
+    def _spans(self) -> dict[str, range]:
+        ends = [0, *accumulate(len(self.splits[split]) for split in ORDER)]  # asks each shard
+        return {split: range(*span) for split, span in zip(ORDER, pairwise(ends), strict=True)}
 
     def remaining(self, aside: Positions) -> dict[str, int]:
         """Return the number of rows of each split that are not at the positions in `aside`."""

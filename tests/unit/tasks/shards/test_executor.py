@@ -21,8 +21,9 @@ from params import DataError, KilledError
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch
 from tasks.shards import executor
-from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.kept_work import ShardTask, ShardWorkers
 from tests.support.project import ROOT
+from tests.support.tiny import inputs
 
 TWO = Launch(micro_batch_size=1, data_workers=2)
 
@@ -108,6 +109,42 @@ def test_processes_serve_several_calls(tmp_path: Path) -> None:
     with ShardWorkers(Artifacts("trial", tmp_path), "tests", TWO) as workers:
         calls = [set(workers.map(pid, range(8), what="numbers")) for _ in range(2)]
     assert calls[0] | calls[1] == calls[0], "no process is started for the second call"
+
+
+def test_what_was_kept_without_files_needs_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts, tasks = Artifacts("trial", tmp_path), tmp_path / "tasks"
+    tasks.mkdir()
+
+    def run(items: Sequence[int]) -> list[int]:
+        with ShardWorkers(artifacts, "tests", TWO, inputs("tests", artifacts, "1")) as workers:
+            return list(workers.run(pid, [ShardTask(item, str(item)) for item in items], what="numbers"))
+
+    first = run(range(8))
+    assert os.getpid() not in first
+    with_new = run([10, 0, 1, 11, *range(2, 8), 12, 13])
+    assert [with_new[1], with_new[2], *with_new[4:10]] == first
+    assert not {with_new[0], with_new[3], *with_new[10:]} & {os.getpid(), *first}
+    monkeypatch.setattr(executor, "start_process_pool", None)
+    assert run(range(8)) == first
+
+
+def test_imports_begin_early_where_the_last_run_had_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, artifacts = list[Sequence[str]](), Artifacts("trial", tmp_path)
+    monkeypatch.setattr(executor, "start_fork_server", started.append)
+    with ShardWorkers(artifacts, "tests", TWO, imports=["json"]) as workers:
+        workers.expect_as_before()
+        assert not started
+        for number in range(4):
+            (artifacts.shards / "tests" / str(number)).mkdir(parents=True)
+        workers.expect_as_before()
+        assert started == [["json"]]
+
+
+def test_processes_that_run_get_little_work(tmp_path: Path) -> None:
+    with ShardWorkers(Artifacts("trial", tmp_path), "tests", TWO) as workers:
+        several, two, one = (set(workers.map(pid, range(n), what="numbers")) for n in (4, 2, 1))
+    assert two <= several
+    assert one == {os.getpid()}
 
 
 def test_the_first_error_is_raised_as_it_is(tmp_path: Path) -> None:
