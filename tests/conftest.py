@@ -35,7 +35,7 @@ gc.disable()
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests make 240,000 files, of 3 GiB: where memory is plenty, they are not on a disk. What passes is deleted (`tmp_path_retention_policy`).
+# Tests make 240,000 files, of 3 GiB: where memory is plenty, they are not on a disk, until tests fail.
 _MEMORY = Path("/dev/shm")
 if _MEMORY.exists() and min(psutil.virtual_memory().available, shutil.disk_usage(_MEMORY).free) > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
@@ -107,6 +107,14 @@ def _alternate(items: list[pytest.Item]) -> list[pytest.Item]:
     each = 4 * len(computing) // (5 * len(waiting)) if waiting else 0
     order = [path for i, one in enumerate(waiting) for path in (one, *computing[i * each : (i + 1) * each])]
     return [item for path in (*order, *computing[len(waiting) * each :]) for item in files[path]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Free the memory that the files of tests take, if there is nothing to look at."""
+    folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # pytest has no other way
+    if exitstatus == pytest.ExitCode.OK and "PYTEST_XDIST_WORKER" not in os.environ and _MEMORY in folder.parents:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
