@@ -19,16 +19,23 @@ from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.hub_server.trials import TrialError
 from tasks.inference.hub_trials import HubModelAnswerer
-from tasks.publishing import served
-from tests.support import base_models, forked, releases, tiny_releases
+from tests.support import base_models, forked, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
-ADAPTERS = [*(f"{kind}-adapter" for kind in base_models.KINDS), "sft-both", "sequence_classification-both"]
+ADAPTERS = [
+    "sft-adapter",
+    "sequence_classification-adapter",
+    "regression-adapter",
+    "sft-both",
+    "sequence_classification-both",
+]
 """Models with adapters that are published by themselves."""
+OTHER_ADAPTERS = [name for kind in base_models.KINDS if (name := f"{kind}-adapter") not in ADAPTERS]
+"""Those that only the slow tests publish."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,6 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
         base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
-        patch.setattr(releases, "ASKED_ROWS", served.ROWS)
         for kind in tiny_releases.KINDS:
             tiny_releases.publish(root / kind, kind, private=kind == "dpo")
         for model_type in ("llama", "bert", "t5"):
@@ -56,11 +62,16 @@ def test_every_objective_is_here():
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
-@pytest.mark.parametrize("name", [*tiny_releases.KINDS, *ADAPTERS])
+@pytest.mark.parametrize(
+    "name",
+    [*tiny_releases.KINDS, *ADAPTERS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_ADAPTERS)],
+)
 def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
     """Here, and not in a process of its own, whose imports take long."""
     base_models.use_hub(monkeypatch, hub.endpoint, TOKEN, tmp_path / "cache")
     kind, _, form = name.partition("-")
+    if name in OTHER_ADAPTERS:
+        tiny_releases.publish_adapters(hub.root / name, kind, form)
     card = Path(HfApi().hf_hub_download(f"tests/{name}", "README.md", local_dir=tmp_path))
     snippets = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.MULTILINE | re.DOTALL)
     assert any("PeftModel" in snippet for snippet in snippets) == bool(form)
