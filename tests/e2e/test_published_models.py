@@ -19,7 +19,8 @@ from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.hub_server.trials import TrialError
 from tasks.inference.hub_trials import HubModelAnswerer
-from tests.support import base_models, forked, tiny_releases
+from tasks.publishing import served
+from tests.support import base_models, forked, releases, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from trainer import objectives
@@ -44,6 +45,7 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
         base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
+        patch.setattr(releases, "ASKED_ROWS", served.ROWS)
         for kind in tiny_releases.KINDS:
             tiny_releases.publish(root / kind, kind, private=kind == "dpo")
         for model_type in ("llama", "bert", "t5"):
