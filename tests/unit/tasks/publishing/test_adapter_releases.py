@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_cur
 from tasks.publishing.provenance import FILE
 from tasks.releases.rollback import commit_rollback
 from tasks.tokenization.stage import tokenize
-from tests.support import base_models, releases, tiny
+from tests.support import base_models, forked, releases, tiny
 from tests.support.forked_code import run_elsewhere
 from tests.support.project import ROOT
 from trainer import objectives
@@ -315,7 +314,7 @@ def test_champion_and_candidate_in_any_form(api, project, first, then):
     assert made_from["made_from"]["replaces"] == blessing["champion"]["commit"]
 
 
-def test_champion_with_adapters_is_compared_by_a_recipe_without(api, project, monkeypatch):
+def test_champion_with_adapters_is_compared_by_a_recipe_without(api, project):
     """The process of the stage has left out peft, which its recipe does not use."""
     artifacts, recipe = project
     publish(project, "adapter")
@@ -323,9 +322,12 @@ def test_champion_with_adapters_is_compared_by_a_recipe_without(api, project, mo
     changes = {"publish.repo_id": recipe.publish.repo_id, "model.lora": None}
     whole = load(tiny.write(artifacts.recipe_path, base_models.recipe("sft", changes)))
     releases.learn(artifacts, whole, STEPS)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "tasks", "evaluate", "params/tiny.yaml"]
-    done = subprocess.run(command, cwd=artifacts.root, capture_output=True, text=True, check=False)
+    code = "import sys; [sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == 'peft']; "
+    code += "from tasks.commands import main; sys.exit(main(['evaluate', 'params/tiny.yaml']))"
+    environment = forked.commands({**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        ["python", "-c", code], cwd=artifacts.root, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(artifacts.report("evaluate").read_text())
     assert report["champion"] == pytest.approx(as_candidate, rel=1e-5)
