@@ -157,7 +157,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
         "data status",
     ):
         clone.run("dvc", *command.split())
-    changes = {"slower": ["-S", f"{RATE}=3e-3"], "longer": ["-S", ADDED]}
+    changes = {"slower": ["-S", f"{RATE}=3e-3"], "longer": ["-S", "params/tiny.yaml:+training.warmup_steps=2"]}
     for name, options in changes.items():
         out = clone.run("dvc", "exp", "run", "publish@tiny", "--name", name, *options)
         assert "train" in stages_of(out)
