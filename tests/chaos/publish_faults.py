@@ -30,7 +30,7 @@ from tasks.publishing.release import ANY_WEIGHTS, ReleasePlan, plan_release
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
-PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "15"))
+PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "9"))
 TOKEN = "token-of-alice"
 _ROUNDS = 15
 _ANSWER_TIMEOUT_S = 0.3

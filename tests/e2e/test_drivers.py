@@ -208,6 +208,7 @@ def test_metrics_and_plots_show(finished: Project) -> None:
     assert {"runs/tiny/history/train.csv", "runs/tiny/history/validation.csv"} <= set(plots["data"])
 
 
+@pytest.mark.slow  # tests/e2e/test_any_worker.py has a clone, too
 def test_a_clone_pulls_and_trains_nothing(finished: Project, tmp_path: Path) -> None:
     storage, clone = tmp_path / "storage", tmp_path / "clone"
     finished.run("dvc", "remote", "add", "-d", "--local", "storage", str(storage))
@@ -241,12 +242,8 @@ def test_a_worse_model_of_a_changed_learning_rate_is_not_published_and_that_is_a
     assert finished.repro() == []
 
 
-def test_launch_makes_nothing_stale(finished: Project) -> None:
+def test_another_default_makes_stale_what_reads_it_and_nothing_else_and_launch_nothing(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "eval_batch_size: 32", "eval_batch_size: 16")
-    assert finished.repro() == []
-
-
-def test_another_default_makes_stale_what_reads_it_and_nothing_else(finished: Project) -> None:
     after = '\n    """Seconds after which publishing stops'
     finished.edit("params/schema.py", f"timeout_s: Seconds = 3600.0{after}", f"timeout_s: Seconds = 3601.0{after}")
     assert finished.repro() == ["publish"]

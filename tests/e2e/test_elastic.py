@@ -113,6 +113,7 @@ def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) ->
     assert f"the last checkpoint is checkpoint-{step - 1}" in caught.value.fix
 
 
+@pytest.mark.slow  # the test of next tokens shows it in short
 def test_two_processes_take_the_steps_of_one_from_texts_to_texts(tmp_path: Path) -> None:
     changes = {
         "model.config": tiny.TARGETS["model"]["config"] | {"dropout_rate": 0.0},

@@ -16,6 +16,8 @@ from tests.support.project import Project, item, stages_of
 
 pytestmark = pytest.mark.in_order
 RATE = "params/tiny.yaml:training.learning_rate"
+ADDED = "params/tiny.yaml:+training.weight_decay=0.1"
+"""A key that the file does not have."""
 RESOLVED, METRICS = "runs/tiny/recipe.yaml", "runs/tiny/evaluation/metrics.json"
 
 
@@ -68,7 +70,8 @@ def test_an_edit_is_shown_before_anything_runs(committed: Project) -> None:
 def test_an_experiment_trains_with_other_values_and_publishes_nothing(committed: Project) -> None:
     refs, log = hub_refs(committed), events(committed)
     assert refs
-    out = committed.run("dvc", "exp", "run", "publish@tiny", "--name", "slower", "-S", f"{RATE}=5e-3")
+    changes = ("-S", f"{RATE}=5e-3", "-S", ADDED)
+    out = committed.run("dvc", "exp", "run", "publish@tiny", "--name", "slower", *changes)
     assert stages_of(out) == ["train", "evaluate", "publish"]
     assert "publish: slower is an experiment, so nothing is published" in out
     assert hub_refs(committed) == refs
@@ -81,21 +84,17 @@ def test_an_experiment_trains_with_other_values_and_publishes_nothing(committed:
 def test_it_is_compared_with_others(committed: Project) -> None:
     (experiment,) = shown(committed)
     assert experiment["params"][RESOLVED]["data"]["training"]["learning_rate"] == 0.005
-    assert experiment["params"][RESOLVED]["data"]["training"]["weight_decay"] == 0.0, "defaults are there, too"
+    assert experiment["params"][RESOLVED]["data"]["training"]["weight_decay"] == 0.1, "the key was added"
+    assert experiment["params"][RESOLVED]["data"]["training"]["lr_scheduler"] == "linear", "defaults are there, too"
     metrics = experiment["metrics"][METRICS]["data"]
     assert metrics["model"] == committed.json(METRICS)["model"]
     changed = json.loads(committed.run("dvc", "params", "diff", "--json"))[RESOLVED]
-    assert {name: one["new"] for name, one in changed.items()} == {"training.learning_rate": 0.005}
+    assert {name: one["new"] for name, one in changed.items()} == {
+        "training.learning_rate": 0.005,
+        "training.weight_decay": 0.1,
+    }
     page = committed.run("dvc", "plots", "diff", "HEAD", "slower")
     assert "dvc_plots/index.html" in page
-
-
-def test_a_key_that_the_file_does_not_have_is_added(committed: Project) -> None:
-    out = committed.run(
-        "dvc", "exp", "run", "resolve@tiny", "-S", f"{RATE}=5e-3", "-S", "params/tiny.yaml:+training.weight_decay=0.1"
-    )
-    assert stages_of(out) == [], "the recipe was resolved, and nothing else was asked for"
-    assert shown(committed)[0]["params"][RESOLVED]["data"]["training"]["weight_decay"] == 0.1
 
 
 def test_after_the_flow_the_applied_experiment_has_met_the_gate(committed: Project) -> None:
@@ -158,7 +157,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
         "data status",
     ):
         clone.run("dvc", *command.split())
-    changes = {"slower": ["-S", f"{RATE}=3e-3"], "longer": ["-S", "params/tiny.yaml:+training.weight_decay=0.1"]}
+    changes = {"slower": ["-S", f"{RATE}=3e-3"], "longer": ["-S", "params/tiny.yaml:+training.warmup_steps=2"]}
     for name, options in changes.items():
         out = clone.run("dvc", "exp", "run", "publish@tiny", "--name", name, *options)
         assert "train" in stages_of(out)

@@ -27,8 +27,16 @@ from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
-ADAPTERS = [*(f"{kind}-adapter" for kind in base_models.KINDS), "sft-both", "sequence_classification-both"]
+ADAPTERS = [
+    "sft-adapter",
+    "sequence_classification-adapter",
+    "regression-adapter",
+    "sft-both",
+    "sequence_classification-both",
+]
 """Models with adapters that are published by themselves."""
+OTHER_ADAPTERS = [name for kind in base_models.KINDS if (name := f"{kind}-adapter") not in ADAPTERS]
+"""Those that only the slow tests publish."""
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +64,16 @@ def test_every_objective_is_here():
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
-@pytest.mark.parametrize("name", [*tiny_releases.KINDS, *ADAPTERS])
+@pytest.mark.parametrize(
+    "name",
+    [*tiny_releases.KINDS, *ADAPTERS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_ADAPTERS)],
+)
 def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
     """Here, and not in a process of its own, whose imports take long."""
     base_models.use_hub(monkeypatch, hub.endpoint, TOKEN, tmp_path / "cache")
     kind, _, form = name.partition("-")
+    if name in OTHER_ADAPTERS:
+        tiny_releases.publish_adapters(hub.root / name, kind, form)
     card = Path(HfApi().hf_hub_download(f"tests/{name}", "README.md", local_dir=tmp_path))
     snippets = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.MULTILINE | re.DOTALL)
     assert any("PeftModel" in snippet for snippet in snippets) == bool(form)

@@ -96,7 +96,7 @@ class Shell:
         return int(line.split()[-1]), "".join(lines)
 
 
-@pytest.mark.parametrize("epochs", [4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("epochs", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_tutorial_is_true(project: ServedProject, epochs: int) -> None:
     """With fewer epochs than the page's recipe has, only the number of steps and the gains are others."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -128,6 +128,8 @@ def follow(shell: Shell, project: ServedProject, epochs: int) -> None:
             project.read_password()
         if command.startswith("evergreen new "):
             project.edit("params/questions.yaml", "epochs: 10 ", f"epochs: {epochs} ")
+            for name in ("eval_steps", "save_steps"):
+                project.edit("params/questions.yaml", f"{name}: 30 ", f"{name}: 60 ")
         if "server start" in command:
             wait_for(project._answers, "the server", 120)
         seen.append(tuple(command.split()[:2]))

@@ -118,7 +118,8 @@ def never_worse(bank: Bank, releases: list[str], intents: int) -> None:
     assert found[-1] > found[0] + 10 * CHANCE, "the year was not for nothing"
 
 
-@pytest.mark.parametrize(("name", "kind"), cases("banking77", slow=["banking77"]))
+@pytest.mark.slow  # tests/e2e/test_continual.py releases a model of more labels in short
+@pytest.mark.parametrize(("name", "kind"), cases("banking77"))
 def test_some_telling_months(bank) -> None:
     for month in (JANUARY, APRIL):  # what the gate keeps and refuses is in tests/e2e/test_drivers.py
         live_through(bank, month)

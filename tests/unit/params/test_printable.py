@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from params import DataError
@@ -26,6 +26,7 @@ def test_what_controls_a_terminal_is_an_escape(code: int) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()))
+@settings(max_examples=40)
 def test_json_means_the_same(value: dict[str, str]) -> None:
     assert json.loads(printable(json.dumps(value, ensure_ascii=False))) == value
 

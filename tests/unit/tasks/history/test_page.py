@@ -257,7 +257,10 @@ def test_a_page_is_written_whole(tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(1280, False, marks=pytest.mark.slow), (390, True), pytest.param(360, False, marks=pytest.mark.slow)],
+)
 def test_page_loads_nothing_and_fits(tmp_path, width, dark):
     others = history(runs(3, seed=4, recipe="other"), recipe="other")
     page = write_history_page(tmp_path, [history(runs(30)), others, history([], recipe="third")], now=NOW)

@@ -184,7 +184,7 @@ STRIDES = {"create": 29, "commit": 31, "tag": 11, "untag": 7, "delete": 23}
 STRIDES |= {"propose": 19, "extend": 17, "merge": 9, "close": 7}  # a merge has 9 between moving main and its end
 STRIDES |= {"hide": 19, "rename": 3}
 """The quick test tries every n-th of about 1,200 writes, since each takes a third of a second."""
-TELLING = {"create", "commit", "merge", "rename", "delete"}
+TELLING = {"commit", "merge", "delete"}
 """What `make test` tries; the others write in the same ways."""
 
 

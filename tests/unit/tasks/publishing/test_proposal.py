@@ -336,7 +336,7 @@ def test_merge_of_other_files_is_not_this_release(api: HfApi, folder: Path) -> N
     assert propose(api, release, replaces=release.weights) == waiting(2)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 12))])
 def test_whatever_fails_one_proposal_is_open(api: HfApi, hub: FaultyHub, folder: Path, seed: int) -> None:
     rng, release = random.Random(seed), plan(folder)
     matches = [

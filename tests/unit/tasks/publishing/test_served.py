@@ -34,7 +34,7 @@ pytestmark = [
 ]
 TOKEN = "hf_" + "1" * 40
 FAST = {"sequence_classification"}
-"""The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others untouched, adapters included."""
+"""The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others untouched, and adapters of some."""
 SCORED = [
     "causal_lm",
     "sft",

@@ -70,7 +70,13 @@ CHARTS = {
 }
 
 
-@pytest.mark.parametrize("name", CHARTS)
+ALIKE = {"columns", "many labels", "curve of a label", "curves", "one point", "one slice"}
+"""What the other charts have, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in CHARTS]
+)
 def test_charts_are_reproducible(name):
     drawn = figure_as_svg(CHARTS[name]())
     assert drawn == figure_as_svg(CHARTS[name]())

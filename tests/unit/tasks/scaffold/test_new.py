@@ -679,7 +679,7 @@ def test_labels_and_columns_of_any_characters(
     assert read_recipes_yaml_item(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(*DATA_SETS, slow=["gsm8k", "tinyshakespeare"]))
+@pytest.mark.parametrize(("name", "kind"), cases(*DATA_SETS, slow={*DATA_SETS} - {"banking77", "gsm8k-preferences"}))
 def test_data_sets(
     name: str, kind: Kind, project: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -17,6 +17,7 @@ from tasks.diagnostics.check import find_recipe_problems
 from tasks.tokenization.stage import tokenize
 from tasks.training import run_folders, stage
 from tests.support import tiny
+from tests.support.settings_check import check_settings_in_this_process
 from tests.support.training import assert_same, run_train
 from trainer.checkpoints import sealed
 from trainer.checkpoints.sealed import KILL_AT
@@ -254,6 +255,7 @@ def test_under_dvc_the_state_is_kept_when_dvc_lock_records_the_run(tmp_path, mon
 def test_check_says_where_a_longer_training_starts(trained, tmp_path, monkeypatch, caplog):
     artifacts, _, report = trained
     monkeypatch.chdir(tmp_path)
+    check_settings_in_this_process(monkeypatch)
     for changes, said in (
         ({"training.max_steps": 8}, f"goes on from step 4 of run {report.run}, if rows and code are as they were"),
         ({"training.max_steps": 8, "seed": 4}, None),

@@ -50,7 +50,7 @@ def keyed_rows():
 
 
 @given(keyed_rows())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_keys_are_equal_where_pandas_has_equal_rows(example):
     kinds, rows = example
     table = table_of(rows, kinds).drop_columns("text")

@@ -29,8 +29,16 @@ def steps(root: Path, sections: dict[str, Any], changes: dict[str, Any]) -> list
     return [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "grad_norm" in entry]
 
 
-@pytest.mark.parametrize("smoothing", [{}, SMOOTHED], ids=["plain", "smoothed"])
-@pytest.mark.parametrize(("sections", "changes"), OBJECTIVES.values(), ids=OBJECTIVES)
+@pytest.mark.parametrize(
+    ("sections", "changes", "smoothing"),
+    [
+        *(pytest.param(*own, {}, id=f"{name}-plain") for name, own in OBJECTIVES.items()),
+        *(
+            pytest.param(*own, SMOOTHED, id=f"{name}-smoothed", marks=pytest.mark.slow if "adapters" in name else ())
+            for name, own in OBJECTIVES.items()
+        ),
+    ],
+)
 def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, sections, changes, smoothing):
     if smoothing and sections is tiny.NUMBERS:
         pytest.skip("numbers are no labels that could be smoothed")

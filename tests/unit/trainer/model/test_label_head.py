@@ -59,7 +59,13 @@ LABELS = {
     "none of them": ["x", "y", "z"],
 }
 CASES = [
-    pytest.param(name, kind, LABELS[labels], id=f"{name}-{kind}-{labels}")
+    pytest.param(
+        name,
+        kind,
+        LABELS[labels],
+        id=f"{name}-{kind}-{labels}",
+        marks=pytest.mark.slow if kind == "token_classification" and name not in ("bert", "roberta") else (),
+    )
     for name in CONFIGS
     for kind in AUTO
     for labels in (LABELS if name == "bert" else ("more",) if kind == "token_classification" else ("as many others",))

@@ -248,7 +248,13 @@ def test_precomputed_logprobs_are_reused_by_later_starts(tmp_path: Path) -> None
 VARIANTS = KINDS | {"model, accumulation, by length": {"launch.micro_batch_size": 2, "training.group_by_length": True}}
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(own, id=name, marks=pytest.mark.slow if name == "model" else ())  # one variant is of it
+        for name, own in VARIANTS.items()
+    ],
+)
 def test_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
     changes = {"training.max_steps": 6, "training.eval_steps": 3, **changes}
     golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes)).args.output_dir)

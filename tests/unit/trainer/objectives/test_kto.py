@@ -273,7 +273,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(own, id=name, marks=pytest.mark.slow if name == "all" else ()) for name, own in KINDS.items()],
+)
 def test_stopped_run_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
     changes = {"training.max_steps": 4, "training.eval_steps": 2, **changes}
     golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes, "kto")).args.output_dir)

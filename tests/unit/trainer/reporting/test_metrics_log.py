@@ -70,7 +70,11 @@ def test_metrics_are_written_during_training(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"logging_strategy": "epoch"}, {"include_num_input_tokens_seen": "non_padding"}],
+    [
+        {},
+        pytest.param({"logging_strategy": "epoch"}, marks=pytest.mark.slow),
+        {"include_num_input_tokens_seen": "non_padding"},
+    ],
     ids=["steps", "epoch", "tokens"],
 )
 def test_metrics_are_the_same_after_a_resume(tmp_path, arguments):
