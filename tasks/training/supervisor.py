@@ -30,7 +30,7 @@ from trainer.loop import sharding
 from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.reporting import signs_of_life
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import ProcessState
+from trainer.runtime.heartbeat import LOST_PEER, ProcessState
 from trainer.runtime.launcher import LaunchFailureReport, RankFailure
 from trainer.runtime.lifetime import STOP
 
@@ -157,7 +157,8 @@ class TrainingAttempt:
             # ranks that were told to stop have not failed
             if lost or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses):
                 failed_at = failed_at or now
-                if self._lost or now - failed_at > processes.END_S:
+                is_cause_known = any(pulse.phase != LOST_PEER for pulse in lost)  # else, it may be about to end
+                if is_cause_known or now - failed_at > processes.END_S:
                     self._killed |= self._ranks.kill()
                 if now - failed_at > 2 * processes.END_S:
                     return

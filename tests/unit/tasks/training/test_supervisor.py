@@ -197,6 +197,18 @@ class TestFailures:
         assert "out of memory" in error.fix
         assert capfd.readouterr() == ("", "")
 
+    def test_a_killed_rank_that_takes_long_to_end_is_the_cause(self, fake):
+        """A kernel frees the memory of a process first: others may lose the connection to it while it still seems to live."""
+        fake.launcher = forked.python()
+        code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        code += "if rank == 1: heart.beat('training', 1); heart.beat('lost_peer'); sys.exit(75)\n"
+        code += "while not (path := job.folder / 'rank-1').exists() or b'lost_peer' not in path.read_bytes(): heart.beat('training', 1)\n"
+        code += "time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)"
+        error = fake.fails(BEATS + code, num_processes=2)
+        assert type(error) is KilledError, error
+        assert error.what.startswith("rank 0 (process ")
+        assert error.what.endswith("was killed by SIGKILL at step 1")
+
     def test_rank_that_exits_without_an_error_report(self, fake):
         fake.launcher = forked.python()
         error = fake.fails(BEATS + "work(until=lambda: rank == 1)", num_processes=2)
