@@ -56,11 +56,8 @@ def unrecorded_state(
     from prefect.states import Failed
 
     name, message = name_and_message(artifacts, outcomes)
-    return Failed(
-        name=NOT_RECORDED,
-        message=f"{name or 'Completed'}, but not recorded: {reason}\n{message}",
-        data=error,
-    )
+    said = f"{name or 'Completed'}, but not recorded: {reason}\n{message}"
+    return Failed(name=NOT_RECORDED, message=said, data=error)
 
 
 def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], shown: Sequence[str] = ()) -> State[Any]:

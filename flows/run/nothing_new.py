@@ -6,9 +6,10 @@ Four requests say all there is to say. Prefect's engine would double the process
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -18,6 +19,9 @@ from params import TransientError
 from params.foundation.artifacts import Artifacts
 
 _TIMEOUT_S = 10.0
+_BUSY: Final = frozenset({429, 502, 503})
+"""Prefect's server has 503 where its SQLite database is locked. Its own client asks again at the same ones."""
+_WAITS_S = (0.5, 1, 2, 4, 8)
 _FLOW = Path(__file__).parents[1] / "retrain.py"
 
 
@@ -61,4 +65,11 @@ def add_run_to_server(
 
 
 def _post(server: httpx.Client, path: str, content: Mapping[str, Any]) -> Any:
-    return server.post(path, json=content).raise_for_status().json()
+    """Send a request, and again while the server is busy; return what it answers."""
+    answer = server.post(path, json=content)
+    for wait_s in _WAITS_S:
+        if answer.status_code not in _BUSY:
+            break
+        time.sleep(wait_s)
+        answer = server.post(path, json=content)
+    return answer.raise_for_status().json()

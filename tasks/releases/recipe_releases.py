@@ -74,7 +74,8 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
         event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
-        release_events.append_release_event(artifacts := Artifacts(path.stem), event)
+        artifacts = Artifacts(path.stem)
+        release_events.append_release_event(artifacts, event)
         print(f"commit {artifacts.release_events}: then every history says so")
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
 

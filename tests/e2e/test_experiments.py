@@ -165,6 +165,9 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
     for command in ("exp show --only-changed", "plots diff slower longer", "exp diff slower longer"):
         clone.run("dvc", *command.split())
     clone.run("dvc", "exp", "save", "--name", "saved", "publish@tiny")
+    out = clone.run("dvc", "exp", "run", "resolve@tiny", "--name", "resolved", "-S", ADDED)
+    assert stages_of(out) == [], "the recipe was resolved, and nothing else was asked for"
+    clone.run("git", "checkout", "-qf", "HEAD")
 
     def applied() -> bool:
         said = clone.run(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -17,16 +18,27 @@ from params.foundation.artifacts import Artifacts
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Start a server with these answers by path, and 500 on all others; return its address. `hear` gets the headers."""
+    """Start a server with these answers by path, and 500 on all others; return its address. `hear` gets the headers.
+
+    Each path has the answers of `first` before its own.
+    """
     monkeypatch.setattr(nothing_new, "name_and_message", lambda *_: ("Nothing new", "nothing"))
+    monkeypatch.setattr(nothing_new, "_WAITS_S", (0, 0))
     started: list[HTTPServer] = []
 
-    def start(answers: dict[str, tuple[int, bytes]], hear: Callable[[Message], object] = lambda _: None) -> str:
+    def start(
+        answers: dict[str, tuple[int, bytes]],
+        hear: Callable[[Message], object] = lambda _: None,
+        first: Sequence[tuple[int, bytes]] = (),
+    ) -> str:
+        asked = Counter[str]()
+
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 hear(self.headers)
                 self.rfile.read(int(self.headers["Content-Length"]))
-                status, body = answers.get(self.path, (500, b""))
+                status, body = (*first, answers.get(self.path, (500, b"")))[min(asked[self.path], len(first))]
+                asked[self.path] += 1
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -35,7 +47,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
             def log_message(self, *_: object) -> None: ...
 
         server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         started.append(server)
         return f"http://127.0.0.1:{server.server_port}/api"
 
@@ -72,3 +84,15 @@ def test_a_server_that_stops_in_between_is_an_error_that_a_new_run_mends(serve, 
     answers = dict.fromkeys(("/api/flows/", taken), (201, b'{"id": "1"}'))
     with pytest.raises(TransientError, match="run it again when the server answers"):
         add(serve(answers))
+
+
+TAKEN = dict.fromkeys(("/api/flows/", "/api/flow_runs/", "/api/flow_runs/1/set_state"), (201, b'{"id": "1"}'))
+
+
+@pytest.mark.parametrize("first", [[(503, b"")], [(429, b"")], [(502, b"<html>"), (503, b"")]])
+def test_a_busy_server_is_asked_again(serve, first) -> None:
+    assert add(serve(TAKEN, first=first)) is True
+
+
+def test_a_server_that_stays_busy_is_left_to_prefect(serve) -> None:
+    assert add(serve(TAKEN, first=[(503, b"")] * 3)) is False

@@ -27,14 +27,14 @@ class Frame:
 
     def fill(self, contents: Sequence[str]) -> str:
         """Return the marked text of messages that are written as they are."""
-        return "".join(chain.from_iterable(zip(self.pieces, contents, strict=False))) + self.pieces[-1]
+        return _interleave(self.pieces, contents)
 
     def render(self, contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
         """Return the text of messages, and its spans that are the assistant's; None if the template has to be asked."""
         if self.stripped is None or not all(contents):
             return None
         own = [text.strip() if strips else text for text, strips in zip(contents, self.stripped, strict=True)]
-        text = "".join(chain.from_iterable(zip(self._unmarked, own, strict=False))) + self._unmarked[-1]
+        text = _interleave(self._unmarked, own)
         lengths = [0, *accumulate(map(len, own))]
         ends = [place + lengths[i] for i, place in self._marks]
         return None if MARKS.search(text) else (text, list(zip(ends[::2], ends[1::2], strict=True)))
@@ -73,6 +73,11 @@ def find_frame(
     others = ['"'] * len(roles)  # other than their JSON, and than what the template or a role writes like a placeholder
     is_known = render and (known := frame.render(others)) and known[0] == render(_turns(roles, others))
     return frame if is_known else Frame(pieces)
+
+
+def _interleave(pieces: Sequence[str], contents: Sequence[str]) -> str:
+    """Return pieces of a text with contents between them."""
+    return "".join(chain.from_iterable(zip(pieces, contents, strict=False))) + pieces[-1]
 
 
 def _turns(roles: Sequence[str], contents: Sequence[str]) -> Turns:

@@ -9,16 +9,16 @@ from itertools import accumulate, chain, pairwise
 START, STOP = "\ufdd0", "\ufdd1"
 """Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
 MARKS = re.compile(f"([{START}{STOP}])")
-_GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
-_GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
+GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
+GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
 CAPTURE = re.compile(r"\{%[-+]?\s*(macro|call|filter|set\b[^=]*%\})")
 """What keeps a text that a template writes, and may change it: with marks in it, it could become another one."""
 
 
 def mark_answers(template: str) -> str:
     """Return a chat template that also writes marks around what it has in {% generation %}."""
-    marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{START}' {'-' * (m[2][0] == '-')}}}}}", template)
-    return _GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{STOP}' }}}}{{%{m[2]}", marked)
+    marked = GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{START}' {'-' * (m[2][0] == '-')}}}}}", template)
+    return GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{STOP}' }}}}{{%{m[2]}", marked)
 
 
 def find_marks(text: str, marked: str) -> list[tuple[int, int]] | None:

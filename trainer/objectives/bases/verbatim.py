@@ -7,7 +7,6 @@ it does what is not known here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable
 from enum import Enum
 from typing import Final
@@ -15,6 +14,8 @@ from typing import Final
 from jinja2 import TemplateError, nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trainer.objectives.bases.marks import GENERATION_START, GENERATION_STOP
 
 
 class _Kind(Enum):
@@ -30,7 +31,6 @@ class _Kind(Enum):
 
 
 _WRITTEN: Final = frozenset({_Kind.FREE, _Kind.CONTENT, _Kind.TEXT})
-_GENERATION: Final = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 _TYPE_TESTS: Final = frozenset({"defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number"})
 _LOOP_STATE: Final = frozenset(
     {"index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"}
@@ -71,7 +71,7 @@ def writes_verbatim(template: str) -> bool:
 
     This holds for messages that are not empty: templates ask whether they are.
     """
-    plain = _GENERATION.sub(lambda tag: "{% endif %}" if tag[1] else "{% if true %}", template)
+    plain = GENERATION_STOP.sub("{% endif %}", GENERATION_START.sub("{% if true %}", template))
     flow = _ContentFlow()
     try:
         tree = ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)

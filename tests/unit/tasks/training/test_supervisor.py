@@ -59,6 +59,9 @@ def work(until=lambda: False):
 def fail(kind, what="bad data"):
     heart.fail(getattr(params, kind)("here", what, "fix it"))
     sys.exit(3)
+def has_reported(other, text):
+    path = job.folder / f"rank-{other}"
+    return path.exists() and text in path.read_bytes()
 """
 
 
@@ -176,9 +179,8 @@ def fake(tmp_path, monkeypatch):
 class TestFailures:
     def test_first_rank_to_fail_is_the_cause(self, fake):
         fake.launcher = forked.python()
-        code = "def has_failed(path): return path.exists() and b'DataError' in path.read_bytes()\n"
-        code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
-        code += "while not has_failed(job.folder / 'rank-1'): time.sleep(0.01)\n"
+        code = "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
+        code += "while not has_reported(1, b'DataError'): time.sleep(0.01)\n"
         code += "time.sleep(0.1); fail('ModelError', 'rank 0 failed')"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is DataError
@@ -202,7 +204,7 @@ class TestFailures:
         fake.launcher = forked.python()
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         code += "if rank == 1: heart.beat('training', 1); heart.beat('lost_peer'); sys.exit(75)\n"
-        code += "while not (path := job.folder / 'rank-1').exists() or b'lost_peer' not in path.read_bytes(): heart.beat('training', 1)\n"
+        code += "while not has_reported(1, b'lost_peer'): heart.beat('training', 1)\n"
         code += "time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is KilledError, error
