@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Nights:
         self.look_at_reports(state["message"] or "")
         if trouble in {"machine lost", "disk lost"}:
             for folder in self.disk.iterdir():
-                shutil.rmtree(folder)
+                wait_for(partial(is_deleted, folder), f"{folder} to be gone", 60)
             (self.disk / "clones").mkdir()
         return state["name"]
 
@@ -241,6 +242,12 @@ class Nights:
         bare = Project(self.shared.git, self.shared.prefect_home)
         status, text = bare.run_and_report("git", "show", f"main:runs/tiny/{name}")
         return [] if status else [json.loads(line) for line in text.splitlines()]
+
+
+def is_deleted(folder: Path) -> bool:
+    """Delete a folder; whether it is gone, although a worker may delete the same files, or write there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @pytest.fixture

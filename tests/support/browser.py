@@ -96,7 +96,7 @@ def open_page(
         width: of the window, in pixels; below 600 the browser says that it is a phone.
         dark: what `prefers-color-scheme` says.
         screenshot: where to put a picture (PNG) of the whole page.
-        by_way_of: a URL to open before in the same browser, for its cookies.
+        by_way_of: a URL to open before in the same browser, for its cookies; its page leads on to another one.
         click: a CSS selector of what to click on the page; the visit goes on to where that leads.
     """
     url = url_or_path.absolute().as_uri() if isinstance(url_or_path, Path) else url_or_path
@@ -104,7 +104,7 @@ def open_page(
         page = _Page(socket)
         page.show(width=width, dark=dark)
         if by_way_of:
-            page.load(by_way_of)
+            page.load(by_way_of, leads_on=True)
             page.visit = PageVisit()
         page.load(url)
         if click:
@@ -160,11 +160,14 @@ class _Page:
         self._socket = socket
         self._calls = 0
         self._answers: dict[int, dict[str, Any]] = {}
-        self._is_idle = False
-        self._session = ""
+        self._seen: set[str] = set()
+        self._idle: set[str] = set()
+        """Documents of the tab, by their loaders, and those that ask for nothing more."""
+        self._frame = self._session = ""
         self._urls: dict[str, str] = {}
         profile = self._call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
         tab = self._call("Target.createTarget", url="about:blank", browserContextId=profile)["targetId"]
+        self._frame = tab  # they have one id
         self._session = self._call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         self._watch(self._session)
 
@@ -174,21 +177,24 @@ class _Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def load(self, url: str) -> None:
-        self._is_idle = False
-        failed = self._call("Page.navigate", url=url).get("errorText")
+    def load(self, url: str, *, leads_on: bool = False) -> None:
+        """Go to a page, or to the one that it leads on to by itself, and wait until that asks for nothing more."""
+        before = set(self._seen)
+        begun = self._call("Page.navigate", url=url)
+        failed = begun.get("errorText")
         assert failed in (None, "net::ERR_HTTP_RESPONSE_CODE_FAILURE"), f"{url}: {failed}"
-        self._wait()
+        self._wait_for_other_document({*before, begun["loaderId"]} if leads_on else before)
 
     def click(self, selector: str) -> None:
-        self._is_idle = False
+        before = set(self._seen)
         expression = f"document.querySelector({json.dumps(selector)}).click()"
         assert "exceptionDetails" not in self._call("Runtime.evaluate", expression=expression), selector
-        self._wait()
+        self._wait_for_other_document(before)
 
-    def _wait(self) -> None:
+    def _wait_for_other_document(self, known: set[str]) -> None:
+        """Wait until a document that is not among the known ones asks for nothing more; this may be told late of those."""
         give_up = time.monotonic() + _PAGE_TIMEOUT_S
-        while not self._is_idle:
+        while not self._idle - known:
             self._handle(self._receive(give_up))
 
     def finish(self, screenshot: Path | None) -> None:
@@ -231,8 +237,10 @@ class _Page:
             return
         found = message["params"]
         match message["method"]:
-            case "Page.lifecycleEvent" if found["name"] == "networkIdle" and message["sessionId"] == self._session:
-                self._is_idle = True
+            case "Page.lifecycleEvent" if found["frameId"] == self._frame:
+                self._seen.add(found["loaderId"])
+                if found["name"] == "networkIdle":
+                    self._idle.add(found["loaderId"])
             case "Target.attachedToTarget":
                 with contextlib.suppress(AssertionError):  # a worker has no pages to watch
                     self._watch(found["sessionId"])

@@ -204,7 +204,7 @@ class TestFailures:
         fake.launcher = forked.python()
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         code += "if rank == 1: heart.beat('training', 1); heart.beat('lost_peer'); sys.exit(75)\n"
-        code += "while not has_reported(1, b'lost_peer'): heart.beat('training', 1)\n"
+        code += "heart.beat('training', 1)\nwhile not has_reported(1, b'lost_peer'): time.sleep(0.01)\n"
         code += "time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is KilledError, error
@@ -256,12 +256,13 @@ class TestStalls:
             assert [str(one) for one in stalled.watch()] == ["rank 1 has not started in 1 s"]
 
     def test_hanging_user_code_is_named_with_its_line(self, fake, caplog):
-        code = "def endless():\n    time.sleep(600)\nwork(until=lambda: heart._beats > 20)\nendless()"
-        error = fake.fails(BEATS + code, stall_timeout_s=1.5)
+        code = BEATS + "def endless():\n    time.sleep(600)\nwork(until=lambda: heart._beats > 20)\nendless()"
+        error = fake.fails(code, stall_timeout_s=1.5)
         assert type(error) is StalledError
         first, *places = error.what.splitlines()
         assert first.endswith("has made no progress for 2 s: step 20, training, sleeping")
-        assert places[0].endswith("rank.py:20 in endless")
+        line = (START + code).splitlines().index("    time.sleep(600)") + 1
+        assert places[0].endswith(f"rank.py:{line} in endless")
         assert "most recent call first" in caplog.text
 
     def test_stopped_rank_is_named_instead_of_those_waiting(self, tmp_path):
