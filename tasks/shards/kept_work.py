@@ -280,8 +280,9 @@ def read_pickle(path: Path) -> Any:
 
 
 def write_pickle(path: Path, value: Any) -> None:
-    """Write a value with its hash."""
+    """Write a value with its hash, to a folder that may not be there yet."""
     content = pickle.dumps(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 

@@ -70,7 +70,7 @@ def test_any_changes_of_a_file_give_the_index_of_its_bytes(tmp_path: Path, seed:
 
 
 def test_appended_rows_cost_no_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, memory, chance = tmp_path / "a.jsonl", tmp_path / "memory", random.Random(0)
+    path, memory, chance = tmp_path / "a.jsonl", tmp_path / "no folder yet" / "memory", random.Random(0)
     path.write_bytes(lines(chance, 5000))
     index_file(path, path.name, memory)
     seen: list[int] = []
