@@ -65,7 +65,8 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     config = (sections["model"].config if "model" in sections else None) or {}
     training: Training | None = sections.get("training")
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
-    wait_for_errors = config_check.start_transformers_settings_check(config, chosen)
+    valid = _artifacts(document).checked_settings if document.path.parent.name == "params" else None
+    wait_for_errors = config_check.start_transformers_settings_check(config, chosen, valid)
     known = {**sections, "sections": sections, "document": document}
 
     def build(objective: ObjectiveChoice) -> list[Problem]:
@@ -117,11 +118,15 @@ def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object
     return problems
 
 
+def _artifacts(document: Document) -> Artifacts:
+    return Artifacts(document.path.stem, document.path.resolve().parent.parent)
+
+
 def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
     """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
     if not {"seed", "objective", "model", "training", "evaluation"} <= sections.keys():
         return ()
-    training, artifacts = sections["training"], Artifacts(document.path.stem, document.path.resolve().parent.parent)
+    training, artifacts = sections["training"], _artifacts(document)
     keys = {name: sections[name] for name in SECTIONS if name in sections} | {"metrics": sections["evaluation"].metrics}
     for other in find_runs_of_other_length(artifacts, recipe_identity(deciding_keys(keys)), by_recipe=True):
         if why := find_what_depends_on_steps(training, sections["objective"]):

@@ -12,5 +12,5 @@ def check_settings_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         config_check,
         "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
+        lambda config, names, _: lambda: config_check.find_transformers_settings_errors(config, names),
     )

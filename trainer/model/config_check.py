@@ -7,11 +7,14 @@ It prints a JSON list of findings, empty if the model's configuration and the na
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,13 +22,20 @@ Finding: TypeAlias = tuple[tuple[str, ...], str, list[str]]
 """A key of the recipe, what is wrong with it, and the valid names."""
 
 
-def start_transformers_settings_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], list[Finding]]:
+def start_transformers_settings_check(
+    config: dict[str, Any], names: dict[str, str], valid: Path | None = None
+) -> Callable[[], list[Finding]]:
     """Start checking `config`, which is empty or has a `model_type`, and `names`, the `lr_scheduler` and `optimizer` of a training.
 
-    The returned function waits for what was found.
+    The returned function waits for what was found. The file `valid` keeps a hash of settings that were valid: they are not checked again.
     """
+    settings = json.dumps([config, names])
+    digest = _digest(settings)
+    with contextlib.suppress(OSError):
+        if valid and valid.read_bytes() == digest:
+            return list
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, json.dumps([config, names])],
+        [sys.executable, "-m", __name__, settings],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,9 +48,22 @@ def start_transformers_settings_check(config: dict[str, Any], names: dict[str, s
         if process.returncode:
             key = ("model", "config") if config else ("training",)
             return [(key, f"could not be checked: {err.strip().splitlines()[-1]}", [])]
-        return [(tuple(key), what, known) for key, what, known in json.loads(out)]
+        found: list[Finding] = [(tuple(key), what, known) for key, what, known in json.loads(out)]
+        if valid and not found:
+            with contextlib.suppress(OSError):
+                valid.parent.mkdir(parents=True, exist_ok=True)
+                valid.write_bytes(digest)
+        return found
 
     return wait
+
+
+def _digest(settings: str) -> bytes:
+    """Return a hash of settings, and of all that decides whether they are valid."""
+    found = hashlib.sha256(Path(__file__).read_bytes())
+    for text in (settings, version("transformers"), version("huggingface_hub"), sys.version):
+        found.update(f"{text}\0".encode())
+    return found.hexdigest().encode()
 
 
 def find_transformers_settings_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:

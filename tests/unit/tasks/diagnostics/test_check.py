@@ -791,6 +791,26 @@ def test_the_process_without_torch_knows_the_names_that_transformers_has_with_it
     }
 
 
+def test_valid_settings_are_checked_once_by_each_version_of_transformers(tmp_path, monkeypatch):
+    valid, started, start = tmp_path / "no folder yet" / "checked-settings", [], subprocess.Popen
+
+    def count(*arguments, **options):
+        started.append(arguments)
+        return start(*arguments, **options)
+
+    def check(optimizer):
+        """Whether a process has looked at it, and whether it is valid."""
+        started.clear()
+        found = UNPATCHED_START({}, {"optimizer": optimizer}, valid)()
+        return len(started), not found
+
+    monkeypatch.setattr(subprocess, "Popen", count)
+    assert [check("adamw_torch"), check("adamw_torch")] == [(1, True), (0, True)]
+    assert [check("?"), check("adamw_torch")] == [(1, False), (0, True)]
+    monkeypatch.setattr(config_check, "version", lambda _: "another")
+    assert check("adamw_torch") == (1, True)
+
+
 def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
