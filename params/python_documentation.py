@@ -9,6 +9,7 @@ they have a docstring. Copied and inherited docstrings make real duplicates. No 
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -25,10 +26,9 @@ def documentation() -> Iterator[dict[str, str]]:
     `kind` is module, class, function (methods too) or topic.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    files = {path.relative_to(library).with_suffix("").parts: path for path in library.rglob("*.py")}
+    files = {path.relative_to(library).with_suffix("").parts: path for path in _find_modules(library)}
     for names, path in sorted(files.items()):
-        is_module = all(name.isidentifier() for name in names) and not _SKIPPED & {*names[:-1]}
-        if is_module and (tree := _parse(path)) is not None:
+        if (tree := _parse(path)) is not None:
             module = ".".join(names).removesuffix(".__init__")
             yield {"module": module, "name": module, "kind": "module", "text": ast.get_docstring(tree) or ""}
             yield from _documented(tree, module, "")
@@ -38,6 +38,13 @@ def documentation() -> Iterator[dict[str, str]]:
             texts: dict[str, str] = ast.literal_eval(node.value)
             for name, text in sorted(texts.items()):
                 yield {"module": "pydoc_data.topics", "name": name, "kind": "topic", "text": text}
+
+
+def _find_modules(library: Path) -> Iterator[Path]:
+    """Find the files of modules. Not by `rglob`: that also goes through all packages that are installed."""
+    for folder, folders, files in os.walk(library):
+        folders[:] = [name for name in folders if name.isidentifier() and name not in _SKIPPED]
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and name[:-3].isidentifier())
 
 
 def _parse(path: Path) -> ast.Module | None:
