@@ -203,8 +203,9 @@ class TestFailures:
         """A kernel frees the memory of a process first: others may lose the connection to it while it still seems to live."""
         fake.launcher = forked.python()
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
-        code += "if rank == 1: heart.beat('training', 1); heart.beat('lost_peer'); sys.exit(75)\n"
-        code += "heart.beat('training', 1)\nwhile not has_reported(1, b'lost_peer'): time.sleep(0.01)\n"
+        code += "heart.beat('training', 1)\n"
+        code += "while not has_reported(1 - rank, b'lost_peer' if rank == 0 else b'training'): time.sleep(0.01)\n"
+        code += "if rank == 1: heart.beat('lost_peer'); sys.exit(75)\n"
         code += "time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is KilledError, error
