@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -49,16 +50,18 @@ def add_run_to_server(
         run = {
             "flow_id": flow,
             "flow_version": version,
+            "idempotency_key": uuid.uuid4().hex,  # if an answer is lost, the next request finds this run
             "name": f"retrain-{artifacts.recipe}",
             "parameters": parameters,
             "empirical_policy": {"retries": 0, "retry_delay": 0},
+            "job_variables": {},
             "state": {"type": "PENDING", "name": "Pending"},
         }
         try:
             path = f"flow_runs/{_post(server, 'flow_runs/', run)['id']}/set_state"
             _post(server, path, {"state": {"type": "RUNNING", "name": "Running"}})
             _post(server, path, {"state": {"type": "COMPLETED", "name": name or "Completed", "message": message}})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError, KeyError) as error:
             what = f"did not take the flow run of a run with nothing to do: {error or type(error).__name__}"
             raise TransientError("Prefect's server", what, "run it again when the server answers") from error
     return True

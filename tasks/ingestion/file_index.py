@@ -72,8 +72,7 @@ class FileRowRange:
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
                 differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
                 if differ or _state(self.path.stat()) != state:
-                    fix = "run the recipe again when nothing writes to it any more"
-                    raise InputsChangedError(self.name, "changed while its rows were read", fix)
+                    raise _changed_error(self.name)
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,14 @@ class FileRowIndex:
     hashes: Sequence[str]
     """Hash of the bytes from each place to the next one; the first begins with the file."""
     csv_columns: formats.CsvColumns | None = None
+    csv_delimiter: str = ""
 
     def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
         rows = min(rows, self.rows - first)
         start = bisect_right(self.places, first, key=lambda place: place.row) - 1
         stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, offsets = self.places[start], [place.offset for place in self.places[start : stop + 1]]
+        begin, offsets = self.places[start], _offsets(self.places)[start : stop + 1]
         if stop == len(self.places):
             offsets.append(_END)
         hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
@@ -103,7 +103,7 @@ class FileRowIndex:
             hashed.append(([self.places[-1].offset, _END], _hash_of(self.hashes[-1:])))
         columns = [(name, kind.__name__) for name, kind in (self.csv_columns or {}).items()]
         hashes = [sha256 for _, sha256 in hashed]
-        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, columns])
+        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, columns, self.csv_delimiter])
         return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
 
 
@@ -145,21 +145,23 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
 
     Raises:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
+        InputsChangedError: the file has changed meanwhile.
     """
-    columns, equal = None, 0
+    columns, delimiter, equal = None, "", 0
     known: _Remembered | None = None
     with formats.translate_read_errors(path, name):
         if memory:
             with contextlib.suppress(OSError):
                 known = read_pickle(memory)
+        before, begun_s = path.stat(), time.time()
         if known and (equal := known.count_equal(path)) == len(known.fast):
             return replace(known.index, path=path)
-        before, begun_s = path.stat(), time.time()
         first: Sequence[TextFilePosition] = ()
         if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
         elif format_suffix(path) in formats.TABLE_SUFFIXES:
             columns, places, rows = formats.index_csv(path, name)
+            delimiter = formats.find_delimiter(path, name)
         else:
             first = known.index.places[: equal + 1] if known and equal else ()
             places, rows = index_json_lines(path, first)
@@ -167,16 +169,24 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         found = [both.split() for both in _hashes(path, _offsets(places)[same:], partial(_BothHashes, seed))]
         hashes = [*(known.index.hashes[:same] if known else ()), *(one for one, _ in found)]
         fast = [*(known.fast[:same] if known else ()), *(one for _, one in found)]
-        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
+        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns, delimiter)
         # a change in between that left no other time, because it came too soon after the one before it, would stay unknown
         after, is_old = path.stat(), begun_s - before.st_ctime > _SETTLED_S
-        if memory and is_old and (*_state(before), before.st_ctime_ns) == (*_state(after), after.st_ctime_ns):
+        if _state(before) != _state(after):  # what is known of it and what was read may be of two versions
+            raise _changed_error(name)
+        if memory and is_old and before.st_ctime_ns == after.st_ctime_ns:
             with contextlib.suppress(OSError):
                 write_pickle(memory, _Remembered(index, seed, fast))
         return index
 
 
+def _changed_error(name: str) -> InputsChangedError:
+    fix = "run the recipe again when nothing writes to it any more"
+    return InputsChangedError(name, "changed while its rows were read", fix)
+
+
 def _offsets(places: Sequence[TextFilePosition]) -> list[int]:
+    """Return where each hashed range begins: the first one with the file, also if blank lines are before its first row."""
     return [0, *(place.offset for place in places[1:])]
 
 

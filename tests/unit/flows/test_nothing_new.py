@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Start a server with these answers by path, and 500 on all others; return its address. `hear` gets the headers.
+    """Start a server with these answers by path, and 500 on all others; return its address. `hear` gets headers and content of each request.
 
     Each path has the answers of `first` before its own.
     """
@@ -28,15 +30,14 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
     def start(
         answers: dict[str, tuple[int, bytes]],
-        hear: Callable[[Message], object] = lambda _: None,
+        hear: Callable[[Message, dict[str, Any]], object] = lambda *_: None,
         first: Sequence[tuple[int, bytes]] = (),
     ) -> str:
         asked = Counter[str]()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                hear(self.headers)
-                self.rfile.read(int(self.headers["Content-Length"]))
+                hear(self.headers, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 status, body = (*first, answers.get(self.path, (500, b"")))[min(asked[self.path], len(first))]
                 asked[self.path] += 1
                 self.send_response(status)
@@ -60,7 +61,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 def test_the_password_is_sent(serve, monkeypatch) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "me:se:cret")
     sent: list[str] = []
-    url = serve({"/api/flows/": (401, b"{}")}, lambda headers: sent.append(headers["Authorization"]))
+    url = serve({"/api/flows/": (401, b"{}")}, lambda headers, _: sent.append(headers["Authorization"]))
     assert add(url) is False
     assert sent == [f"Basic {base64.b64encode(b'me:se:cret').decode()}"]
 
@@ -92,6 +93,25 @@ TAKEN = dict.fromkeys(("/api/flows/", "/api/flow_runs/", "/api/flow_runs/1/set_s
 @pytest.mark.parametrize("first", [[(503, b"")], [(429, b"")], [(502, b"<html>"), (503, b"")]])
 def test_a_busy_server_is_asked_again(serve, first) -> None:
     assert add(serve(TAKEN, first=first)) is True
+
+
+@pytest.mark.parametrize("answer", [(200, b"<html>"), (200, b"{}")])
+def test_a_server_that_answers_with_something_else_in_between_is_an_error(serve, answer) -> None:
+    with pytest.raises(TransientError, match="run it again when the server answers"):
+        add(serve({**TAKEN, "/api/flow_runs/": answer}))
+
+
+def test_a_request_that_is_sent_again_names_the_same_run(serve) -> None:
+    """The first one may have made the run, although its answer was lost."""
+    keys: list[str] = []
+
+    def hear(_: Message, body: dict[str, Any]) -> None:
+        keys.append(body.get("idempotency_key", ""))
+
+    assert add(serve(TAKEN, hear, [(502, b"")])) is True
+    asked = [key for key in keys if key]
+    assert len(asked) == 2
+    assert len(set(asked)) == 1
 
 
 def test_a_server_that_stays_busy_is_left_to_prefect(serve) -> None:

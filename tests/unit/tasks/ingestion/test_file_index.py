@@ -32,6 +32,11 @@ def write_json(path: Path, count: int) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + text.rstrip().encode())
 
 
+def write_json_behind_blank_lines(path: Path, count: int) -> None:
+    write_json(path, count)
+    path.write_bytes(b"\n \r\n" + path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+
+
 def write_csv(path: Path, count: int) -> None:
     chance = random.Random(1)
     quoted = ('"' + row["text"].replace('"', '""') + f'",{row["n"]}' for row in rows_of(count))
@@ -57,7 +62,13 @@ def read(source: Any) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-WRITERS = {"a.jsonl": write_json, "a.csv": write_csv, "old.csv": write_old_csv, "a.parquet": write_parquet}
+WRITERS = {
+    "a.jsonl": write_json,
+    "blank.jsonl": write_json_behind_blank_lines,
+    "a.csv": write_csv,
+    "old.csv": write_old_csv,
+    "a.parquet": write_parquet,
+}
 
 
 @pytest.fixture(autouse=True)

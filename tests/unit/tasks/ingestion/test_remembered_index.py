@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from params import InputsChangedError
 from tasks.ingestion import file_index
 from tasks.ingestion.file_index import FileRowIndex, index_file
+from tasks.shards.kept_work import write_pickle
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +89,47 @@ def test_appended_rows_cost_no_look_at_the_others(tmp_path: Path, monkeypatch: p
         file.write(lines(chance, 50))
     assert index_file(path, path.name, memory).rows == 5050
     assert seen == [4608]
+
+
+def test_file_that_changes_behind_the_look_at_known_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, kept rows of one version and new rows of another one would be put together."""
+    path, memory, chance = tmp_path / "a.jsonl", tmp_path / "memory", random.Random(0)
+    path.write_bytes(lines(chance, 5000))
+    index_file(path, path.name, memory)
+    path.write_bytes(path.read_bytes() + lines(chance, 50))
+    count = file_index._Remembered.count_equal
+
+    def count_and_edit(self: Any, path: Path) -> int:
+        equal = count(self, path)
+        path.write_bytes(lines(chance, 5100))
+        return equal
+
+    monkeypatch.setattr(file_index._Remembered, "count_equal", count_and_edit)
+    with pytest.raises(InputsChangedError, match="changed while its rows were read"):
+        index_file(path, path.name, memory)
+
+
+def test_each_part_depends_on_what_separates_the_columns(tmp_path: Path) -> None:
+    path, keys = tmp_path / "a.csv", []
+    for header in ("a,b\n", "a;b\n"):
+        path.write_text(header + "".join(f"x{i},y{i};z{i}\n" for i in range(2000)))
+        index = index_file(path, path.name)
+        keys.append({index.piece(first, 500).key for first in range(0, 2000, 500)})
+    assert not keys[0] & keys[1]
+
+
+class _Gone:
+    """A class that later code does not have."""
+
+
+def test_memory_of_classes_that_are_gone_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, memory = tmp_path / "a.jsonl", tmp_path / "memory"
+    path.write_bytes(lines(random.Random(0), 20))
+    write_pickle(memory, _Gone())
+    monkeypatch.delattr(f"{__name__}._Gone")
+    assert looked_again(path, memory).rows == 20
 
 
 @pytest.mark.parametrize("content", [b"", b"no hash\nno content"])

@@ -128,6 +128,27 @@ def test_what_was_kept_without_files_needs_no_other_process(tmp_path: Path, monk
     assert run(range(8)) == first
 
 
+def test_where_nothing_can_be_kept_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither kept nor deleted, as on a disk that is read-only."""
+    artifacts = Artifacts("trial", tmp_path)
+    (tmp_path / "tasks").mkdir()
+    snapshot = inputs("tests", artifacts, "1")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Read-only file system")
+
+    def run(items: Sequence[int]) -> list[Any]:
+        with ShardWorkers(artifacts, "tests", TWO, snapshot) as workers:
+            workers.expect_as_before()
+            return [found for found, _ in workers.run(square, [ShardTask(i, str(i)) for i in items], what="numbers")]
+
+    assert run([1, 2]) == [1, 4]
+    (artifacts.shards / "tests" / "a file").touch()
+    for name in ("unlink", "mkdir", "write_bytes"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert run([2, 3]) == [4, 9]
+
+
 def test_imports_begin_early_where_the_last_run_had_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, artifacts = list[Sequence[str]](), Artifacts("trial", tmp_path)
     monkeypatch.setattr(executor, "start_fork_server", started.append)
