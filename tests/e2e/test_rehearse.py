@@ -17,7 +17,7 @@ def metric(predictions):
 def traces(project: Project) -> list[str]:
     """What a rehearsal has left."""
     found = (path for name in ("runs", ".hub", ".scratch") for path in (project.root / name).rglob("*"))
-    kept = {".gitignore", "rehearsal.lock"}
+    kept = {".gitignore", "rehearsal.lock", "checked-settings"}
     return [str(path) for path in found if path.is_file() and path.name not in kept]
 
 
