@@ -84,9 +84,7 @@ class Artifacts:
 
     checkpoints = _Below("scratch", "checkpoints")  # folders of unfinished runs, one for each key of a run
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
-    checked_settings = _Below(
-        "kept", "checked-settings"
-    )  # a hash of the settings that transformers has last found valid
+    checked_settings = _Below("kept", "checked-settings")  # a hash of those that transformers has found valid
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
     features = _Below("scratch", "features")  # what the untrained model makes of train rows, for reviews of labels
