@@ -95,7 +95,9 @@ class FileRowIndex:
         rows = min(rows, self.rows - first)
         start = bisect_right(self.places, first, key=lambda place: place.row) - 1
         stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, offsets = self.places[start], _offsets(self.places)[start : stop + 1]
+        begin, offsets = self.places[start], [place.offset for place in self.places[start : stop + 1]]
+        if not start:
+            offsets[0] = 0  # the hash also has the blank lines before the first row
         if stop == len(self.places):
             offsets.append(_END)
         hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
