@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.tables import environment, print_table, spread
 
-FLOW = ("-m", "flows.cli", "run", "default")
+FLOW = ("-m", "flows.evergreen", "run", "default")
 BARE = """
 from tasks.commands import main
 for stage in ("ingest", "validate", "tokenize", "train", "evaluate", "publish"):
@@ -102,7 +102,7 @@ def main() -> None:
         with clone.server() as variables:
             clone.seconds(*FLOW, **variables)
             found["`evergreen run`, nothing to do, with a server that runs"] = repeat(*FLOW, **variables)
-        found["`evergreen check`"] = repeat("-m", "flows.cli", "check", "default")
+        found["`evergreen check`"] = repeat("-m", "flows.evergreen", "check", "default")
         bare, flow = [], []
         for _ in range(max(1, rounds // 2)):
             clone.forget()

@@ -49,7 +49,6 @@ def run(
     Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends. If nothing is stale, it says so
     without running the flow; a server of yours gets a flow run that says so, too.
     """
-    from flows import child_process
     from flows.dvc_project.locks import hold_recipe_lock
     from flows.run import nothing_new, stages
     from flows.run.final_state import format_run_summary
@@ -61,36 +60,38 @@ def run(
         from flows.record.kept_folder import keep_outside_of_clone
 
         branch = recording.RecordTarget.parse(record)
-    has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
+    url = os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
     signs_of_life.note("run: looks for what has changed")
-    if not force and (has_own_server or (url and not branch)):
+    if not force and not (url and branch):
         outcomes = stages.outcomes_if_all_unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
-        parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
-        if outcomes and url and not nothing_new.add_run_to_server(url, artifacts, outcomes, parameters):
-            outcomes = None
-        if outcomes:
-            artifacts.succeeded.touch()
-    if not outcomes:
-        with child_process.fork_modules():  # it imports libraries while the server starts
-            outcomes = _run_flow(
-                artifacts, has_own_server=has_own_server, publish=not no_publish, force=force, record=branch
-            )
-    elif branch:
+    parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
+    if outcomes and (
+        nothing_new.add_run_to_server(url, artifacts, outcomes, parameters) if url else is_own_server_needed()
+    ):
+        artifacts.succeeded.touch()
+    else:  # also if a profile of Prefect's names the server
+        outcomes = _run_flow(artifacts, publish=not no_publish, force=force, record=branch)
+        branch = None
+    if branch:
         # An earlier run may not be recorded yet.
         with keep_outside_of_clone(artifacts, branch), hold_recipe_lock(artifacts, log):
             recording.record_run_on_branch(artifacts, branch, log, outcomes)
     print(format_run_summary(artifacts, outcomes))
 
 
-def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) -> Any:
+def _run_flow(artifacts: Artifacts, **parameters: Any) -> Any:
     """Run the flow on a server of its own, or on the configured one."""
     from contextlib import nullcontext
 
-    from flows.server.own import OwnPrefectServer
+    from flows.child_process import fork_modules
+    from flows.server.own import OwnPrefectServer, is_own_server_needed
 
     signs_of_life.note("run: waits for the Prefect server")
-    server = OwnPrefectServer(artifacts.server_log) if has_own_server else None
+    server = None if os.environ.get("PREFECT_API_URL") else OwnPrefectServer(artifacts.server_log)
+    if server and not is_own_server_needed():  # to ask takes a second, in which the server starts
+        server.stop()
+        server = None
     if server:
         _import_flow()
     else:
@@ -98,7 +99,8 @@ def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) 
 
         with open_configured_server_client() as client:  # a flow would end with an error of Prefect's that says less
             client.api_version()
-    with server.used() if server else nullcontext(), signs_of_life.show_child_progress(artifacts.scratch / "progress"):
+    progress = signs_of_life.show_child_progress(artifacts.scratch / "progress")
+    with fork_modules(), server.used() if server else nullcontext(), progress:
         from flows.retrain import retrain
         from flows.run.stops import turn_user_stop_into_error
 

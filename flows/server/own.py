@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flows import child_process
 from flows.server import password
@@ -38,14 +39,9 @@ _SETTINGS |= {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0", "PREFECT_SERVER_ME
 
 
 class OwnPrefectServer:
-    """A server that is starting; it ends with this process. StorageError if there is no place for its database."""
+    """A server that is starting; it ends with this process."""
 
     def __init__(self, log_file: Path) -> None:
-        try:
-            _databases().mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fix = "set PREFECT_HOME to a folder that you may write to, with room for some megabytes"
-            raise StorageError(str(_databases()), f"cannot be made: {error.strerror}", fix) from None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -57,16 +53,23 @@ class OwnPrefectServer:
             own = {password.SERVER: self._password, **_SETTINGS}
             self.process = child_process.start_python_module("flows.server.own", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
-        atexit.register(stop_process_group, self.process, 0)
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End it; nothing waits for what it does."""
+        stop_process_group(self.process, 0)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Use it for the flows that run meanwhile, as soon as it answers."""
-        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+        """Use it for the flows that run meanwhile, as soon as it answers; StorageError if there is no place for its database."""
+        from prefect import settings
 
+        _make_databases()
         self._wait()
-        own = {PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}
-        with temporary_settings(own | {PREFECT_UI_URL: ""}):  # it has no pages: none are named in the log
+        own: dict[Any, Any] = {settings.PREFECT_API_URL: self.url, settings.PREFECT_API_AUTH_STRING: self._password}
+        # It has no pages, which the log would name, and no service that looks for lost runs. A flow's end waits for its heartbeats.
+        own |= {settings.PREFECT_UI_URL: "", settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+        with settings.temporary_settings(own):
             yield
 
     def _wait(self) -> None:
@@ -114,17 +117,24 @@ def _serve(port: int) -> None:
     import uvicorn
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-    with _free_database(_databases()) as database:
+    with _free_database(_make_databases()) as database:
         url = f"sqlite+aiosqlite:///{database}"
         with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
             app = "prefect.server.api.server:create_app"
             uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
 
 
-def _databases() -> Path:
+def _make_databases() -> Path:
+    """Return the folder of databases, which may be new."""
     from prefect.settings import get_current_settings
 
-    return get_current_settings().home / "evergreen"
+    folder = get_current_settings().home / "evergreen"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "set PREFECT_HOME to a folder that you may write to, with room for some megabytes"
+        raise StorageError(str(folder), f"cannot be made: {error.strerror}", fix) from None
+    return folder
 
 
 @contextlib.contextmanager

@@ -85,11 +85,16 @@ def test_a_server_that_does_not_start_says_how_long_was_waited_and_what_to_do(tm
 
 def test_a_home_that_cannot_be_made_is_named_with_its_variable(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: pytest.fail("it would not start"))
+    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: subprocess.Popen(["sleep", "60"]))
+    started = server.OwnPrefectServer(tmp_path / "log")
     home = get_current_settings().model_copy(update={"home": tmp_path / "file/home"})
     monkeypatch.setattr("prefect.settings.get_current_settings", lambda: home)
-    with pytest.raises(StorageError, match="file/home/evergreen: cannot be made: Not a directory") as raised:
-        server.OwnPrefectServer(tmp_path / "log")
+    with (
+        pytest.raises(StorageError, match="file/home/evergreen: cannot be made: Not a directory") as raised,
+        started.used(),
+    ):
+        pass
+    started.stop()
     assert raised.value.fix.startswith("set PREFECT_HOME to a folder")
 
 
