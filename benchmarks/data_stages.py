@@ -4,7 +4,7 @@
 
 The rows have about 120 bytes; some are blank, too short, without a label or twice there. Memory is the proportional set size of
 a stage's processes together. `longest` is the CPU time of the stage's own process and of the busiest of the others: what the stage would
-take, at most, if it had the machine to itself. With several sources, each has an equal part of the rows, and the 1 % come to the last. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
+take, at most, if it had the machine to itself. With `flow`, a stage is forked with its libraries, as the flow does. With several sources, each has an equal part of the rows, and the 1 % come to the last. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from params.schema import Launch, ObjectiveChoice
 from params.sections.data import Data
 from params.sections.rows import Expectation, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import folder_sha256
+from trainer.runtime import fork_server
 from trainer.runtime.memory import reduce_garbage_collection
 
 STAGES = ("ingest", "validate", "tokenize")
@@ -55,10 +57,11 @@ def write(path: Path, count: int, *, start: int = 0) -> None:
         file.writelines(f"{json.dumps(row)}\n" for row in rows(count, start))
 
 
-def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
+def run(stage: str, folder: str, tokenizer: str, workers: str) -> None:
     """Run one stage in this process, which looks for garbage as that of a stage does."""
     reduce_garbage_collection()
-    artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=workers)
+    root = Path(folder)
+    artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=int(workers))
     inputs = StageInputsSnapshot(
         stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}}
     )  # with code, work is kept
@@ -101,7 +104,7 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
 def measure(stage: str, root: Path, tokenizer: str, workers: int) -> str:
     """Run a stage in a process of its own, and return its seconds, seconds of CPU, and the peak of its memory in MiB.
 
-    With one worker, it has one CPU.
+    With one worker, it has one CPU. Of a stage that is forked, only the seconds are known.
     """
     command = [sys.executable, "-m", "benchmarks.data_stages", "--stage", stage, str(root), tokenizer, str(workers)]
     begin, peak, cpu = time.monotonic(), 0, dict[int, float]()
@@ -119,6 +122,8 @@ def measure(stage: str, root: Path, tokenizer: str, workers: int) -> str:
     if process.returncode:
         sys.exit(f"{stage} ended with {process.returncode}")
     seconds, own = time.monotonic() - begin, cpu.pop(process.pid)
+    if fork_server.VARIABLE in os.environ:
+        return f"{seconds:>10.1f}"
     longest = own + max(cpu.values(), default=0.0)
     return f"{seconds:>10.1f}{own + sum(cpu.values()):>10.1f}{longest:>10.1f}{peak / 2**20:>10.0f}"
 
@@ -160,14 +165,20 @@ def main() -> None:
             folders = (artifacts.raw, artifacts.rows, artifacts.tokens)
             made.append([folder_sha256(one / split) for one in folders for split in SPLITS])
         print(f"equal bytes with {processes} processes: {all(one == made[0] for one in made)}", flush=True)
-        write(root / f"rows{sources - 1}.jsonl", count // 100, start=count)
-        for stage in STAGES:
-            found = measure(stage, root, tokenizer, processes[-1])
-            print(f"{f'{stage}, 1 % more rows':<24}{processes[-1]:>10}{found}", flush=True)
+        for number, what in enumerate(("1 % more rows", "again, flow")):
+            more = count // 100_000 * 1000
+            write(root / f"rows{sources - 1}.jsonl", more, start=count + number * more)
+            time.sleep(3)
+            with fork_server.running(dict(os.environ)) if number else contextlib.nullcontext():
+                time.sleep(30 * number)  # it imports the libraries
+                for stage in STAGES:
+                    found = measure(stage, root, tokenizer, processes[-1])
+                    print(f"{f'{stage}, {what}':<24}{processes[-1]:>10}{found}", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--stage"]:
-        run(sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+        fork_server.hand_over("benchmarks.data_stages", "run", *sys.argv[2:])
+        run(*sys.argv[2:])
     else:
         main()

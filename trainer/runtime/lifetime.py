@@ -63,6 +63,7 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     if a file or pipe is still open for writing, which it completes. An error of `main` is raised, and so is a text that it exits with.
     """
     inherited = set(_files_open_for_writing())
+    sys.unraisablehook = _interrupt_again
     atexit.register(gc.unfreeze)  # the last of these functions: of what is frozen no file would be closed
     try:
         status = main()
@@ -82,6 +83,15 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
         sys.exit(status)  # it says so
     ctypes.PyDLL(None).fflush(None)  # C has buffers, too; its own end would take 0.2 s to free what libraries hold
     os._exit(status or os.EX_OK)
+
+
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """Raise a KeyboardInterrupt once more that came while Python took an object apart, and that Python only prints there."""
+    if lost.exc_type is KeyboardInterrupt:
+        main = threading.main_thread().ident
+        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()  # when Python has left that place
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _files_open_for_writing() -> Iterator[tuple[int, int, int]]:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,6 +25,11 @@ from flows.server.configured import refuse_non_api_url
 from params import EvergreenError, StorageError, TransientError
 from tests.support import forked
 from trainer.runtime.lifetime import stop_process_group
+
+
+def asleep(*_: Any) -> subprocess.Popen[bytes]:
+    """A server that never answers."""
+    return subprocess.Popen(["sleep", "60"], start_new_session=True)
 
 
 @pytest.fixture
@@ -67,7 +73,7 @@ def _is_closed_to_others(started: server.OwnPrefectServer) -> None:
 
 def test_a_server_that_does_not_start_says_how_long_was_waited_and_what_to_do(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(server, "_STARTUP_S", 0.3)
-    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: subprocess.Popen(["sleep", "60"]))
+    monkeypatch.setattr(server.child_process, "start_python_module", asleep)
     slow = server.OwnPrefectServer(tmp_path / "log")
     with pytest.raises(TransientError, match="has not answered within 0 s, without a word") as raised, slow.used():
         pass
@@ -85,7 +91,7 @@ def test_a_server_that_does_not_start_says_how_long_was_waited_and_what_to_do(tm
 
 def test_a_home_that_cannot_be_made_is_named_with_its_variable(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: subprocess.Popen(["sleep", "60"]))
+    monkeypatch.setattr(server.child_process, "start_python_module", asleep)
     started = server.OwnPrefectServer(tmp_path / "log")
     home = get_current_settings().model_copy(update={"home": tmp_path / "file/home"})
     monkeypatch.setattr("prefect.settings.get_current_settings", lambda: home)

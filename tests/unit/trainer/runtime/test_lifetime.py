@@ -242,12 +242,28 @@ def test_a_hub_and_an_inherited_pipe_do_not_slow_the_end(tmp_path, has_served):
     assert done.stdout == ("" if has_served else "taken apart")
 
 
+def test_an_interrupt_that_comes_while_an_object_is_taken_apart_is_not_lost(tmp_path):
+    body = """
+        class Interrupted:
+            def __del__(self):
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0)
+        try:
+            Interrupted()
+            time.sleep(20)
+        except KeyboardInterrupt:
+            return 130
+        """
+    done = run_to_end(tmp_path, body)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def run_to_end(
     folder: Path, body: str, stdout: Any = subprocess.PIPE, pass_fds: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a process with the function `body` by run_and_end, as the pipeline's processes do."""
     code = f"""
-import atexit, ctypes, gzip, subprocess, sys, threading, time
+import atexit, ctypes, gzip, signal, subprocess, sys, threading, time
 from trainer.runtime.lifetime import run_and_end
 from trainer.runtime.memory import reduce_garbage_collection
 def write_late(name):
