@@ -21,10 +21,12 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -43,7 +45,7 @@ _FEWEST: Final = 4
 """Fewest items for which workers start: to start one takes about as long as to work on a shard."""
 _ATTEMPTS: Final = 3
 _AHEAD: Final = 2
-"""Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
+"""Calls that wait for each process or thread: it never waits for this one, and few results wait to be taken."""
 
 
 ItemT = TypeVar("ItemT")
@@ -142,11 +144,19 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     def _find_or_do(
         self, cache: _Cache, function: Callable[[ItemT], ResultT], works: Sequence[ShardTask[ItemT]]
     ) -> Iterator[tuple[ResultT, bool]]:
-        """Yield what each work gives, and whether an earlier run did it. Where it wrote no files to compare, it takes longer to ask a worker."""
-        is_asked = [bool(work.files) or not cache.entry(work).exists() for work in works]
-        asked = self._each(partial(cache.find_or_do, function), [*compress(works, is_asked)])
-        for work, own in zip(works, is_asked, strict=True):
-            yield next(asked) if own else cache.find_or_do(function, work)
+        """Yield what each work gives, and whether an earlier run did it. Threads look for that: processes take longer to start."""
+        is_kept = [cache.entry(work).exists() for work in works]
+        asked = self._each(partial(cache.find_or_do, function), [*compress(works, map(not_, is_kept))])
+        cpus = executor.count_usable_cpus()
+        with ThreadPoolExecutor(cpus) as threads:
+            found = _in_order(lambda work: threads.submit(cache.find, work), [*compress(works, is_kept)], cpus)
+            for work, own in zip(works, is_kept, strict=True):
+                if not own:
+                    yield next(asked)
+                elif kept := next(found):
+                    yield kept[0], True
+                else:  # it is damaged
+                    yield cache.find_or_do(function, work)
 
     def _with_progress(self, results: Iterator[ResultT], what: str, total: int) -> Iterator[ResultT]:
         for result in iterate_with_progress(results, what=f"{self._stage}: {what}", total=total):
@@ -169,7 +179,9 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
             done, attempts = 0, 1
             while done < len(items):
                 try:
-                    for result in self._in_order(path, items[done:]):
+                    submit = self._submit = self._submit or self._start()
+                    call = partial(submit, executor.call_pickled_function, path)
+                    for result in _in_order(call, items[done:], self._processes):
                         yield result
                         done, attempts = done + 1, 1
                 except BrokenProcessPool:
@@ -186,17 +198,6 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         finally:
             path.unlink(missing_ok=True)
 
-    def _in_order(self, function: Path, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results in order, while few calls are not done or not taken."""
-        submit = self._submit = self._submit or self._start()
-        waiting: list[Any] = []
-        for item in items:
-            waiting.append(submit(executor.call_pickled_function, function, item))
-            if len(waiting) >= _AHEAD * self._processes:
-                yield waiting.pop(0).result()
-        while waiting:
-            yield waiting.pop(0).result()
-
     def _start(self) -> Callable[..., Any]:
         if not self._launch.data_cluster:
             executor.start_fork_server(self._imports)
@@ -204,6 +205,17 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         client = self._open.enter_context(executor.connect_to_cluster(self._launch.data_cluster))
         self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
         return partial(client.submit, pure=False)
+
+
+def _in_order(submit: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[Any]:
+    """Yield the results in order, while few calls are not done or not taken; `submit` starts a call, and returns its future."""
+    waiting: list[Any] = []
+    for item in items:
+        waiting.append(submit(item))
+        if len(waiting) >= _AHEAD * workers:
+            yield waiting.pop(0).result()
+    while waiting:
+        yield waiting.pop(0).result()
 
 
 @dataclass(frozen=True)

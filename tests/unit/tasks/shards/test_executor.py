@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,11 @@ def leave_garbage(seen: weakref.WeakSet[Node], _: int) -> None:
 def pid(_: int) -> int:
     time.sleep(0.05)
     return os.getpid()
+
+
+def write_pid(file: Path) -> int:
+    file.write_text(str(os.getpid()))
+    return pid(0)
 
 
 def refuse(number: int) -> int:
@@ -111,13 +117,22 @@ def test_processes_serve_several_calls(tmp_path: Path) -> None:
     assert calls[0] | calls[1] == calls[0], "no process is started for the second call"
 
 
-def test_what_was_kept_without_files_needs_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("writes_files", [False, True])
+def test_what_was_kept_needs_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes_files: bool
+) -> None:
     artifacts, tasks = Artifacts("trial", tmp_path), tmp_path / "tasks"
     tasks.mkdir()
 
     def run(items: Sequence[int]) -> list[int]:
+        works = [ShardTask(0, str(item)) for item in items]
+        if writes_files:
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            works = [ShardTask(folder / str(item), str(item), [folder / str(item)]) for item in items]
         with ShardWorkers(artifacts, "tests", TWO, inputs("tests", artifacts, "1")) as workers:
-            return list(workers.run(pid, [ShardTask(item, str(item)) for item in items], what="numbers"))
+            found = list(workers.run(write_pid if writes_files else pid, works, what="numbers"))
+        assert [int(file.read_text()) for work in works for file in work.files] == (found if writes_files else [])
+        return found
 
     first = run(range(8))
     assert os.getpid() not in first
@@ -126,6 +141,11 @@ def test_what_was_kept_without_files_needs_no_other_process(tmp_path: Path, monk
     assert not {with_new[0], with_new[3], *with_new[10:]} & {os.getpid(), *first}
     monkeypatch.setattr(executor, "start_process_pool", None)
     assert run(range(8)) == first
+    if writes_files:
+        for kept in list(artifacts.shards.rglob("0"))[:2]:
+            kept.write_text("0")  # also in the folders of runs before, whose files are the same
+        again = run(range(8))
+        assert sum(one == os.getpid() for one in again) == 2, "damaged ones are made again"
 
 
 def test_where_nothing_can_be_kept_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
