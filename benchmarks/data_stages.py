@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from params.sections.data import Data
 from params.sections.rows import Expectation, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import folder_sha256
 from trainer.runtime import fork_server
+from trainer.runtime.lifetime import run_and_end
 from trainer.runtime.memory import reduce_garbage_collection
 
 STAGES = ("ingest", "validate", "tokenize")
@@ -179,6 +181,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--stage"]:
         fork_server.hand_over("benchmarks.data_stages", "run", *sys.argv[2:])
-        run(*sys.argv[2:])
+        run_and_end(partial(run, *sys.argv[2:]))
     else:
         main()

@@ -96,13 +96,23 @@ def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
 
 def _files_open_for_writing() -> Iterator[tuple[int, int, int]]:
     """Yield descriptor, device and inode of each file on disk or pipe that is open for writing, beside the standard streams; on Linux."""
-    folder = Path("/proc/self/fd")
+    folder, raw = Path("/proc/self/fd"), [*_pipes_to_servers()]
     for entry in (int(path.name) for path in folder.iterdir()) if folder.exists() else ():
         with contextlib.suppress(OSError):  # the one of this search is closed
             writes = fcntl.fcntl(entry, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
             found = os.fstat(entry)
-            if entry > 2 and writes and stat.S_IFMT(found.st_mode) in (stat.S_IFREG, stat.S_IFIFO):
+            if entry > 2 and entry not in raw and writes and stat.S_IFMT(found.st_mode) in (stat.S_IFREG, stat.S_IFIFO):
                 yield entry, found.st_dev, found.st_ino
+
+
+def _pipes_to_servers() -> Iterator[int]:
+    """Yield the descriptors by which servers of multiprocessing know that this process lives: nobody writes text to them."""
+    for module, server, name in (
+        ("forkserver", "_forkserver", "_forkserver_alive_fd"),
+        ("resource_tracker", "_resource_tracker", "_fd"),
+    ):
+        found = getattr(sys.modules.get(f"multiprocessing.{module}"), server, None)
+        yield getattr(found, name, None) or -1
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:
