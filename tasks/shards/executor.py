@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
+from multiprocessing import resource_tracker
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import KilledError, RecipeError, TransientError
+from trainer.runtime.forked import multiprocessing_server_is_forked
 from trainer.runtime.memory import reduce_garbage_collection, return_freed_memory
 
 if TYPE_CHECKING:
@@ -103,13 +105,15 @@ def _function(path: Path) -> Callable[[Any], Any]:
 def start_fork_server(imports: Sequence[str]) -> None:
     """Start the process that imports modules and is then forked for each process, if it does not run yet.
 
-    It has one thread, so a fork is safe, which one of this process is not. It and its forks never get Ctrl-C, which a terminal sends to all:
+    It has one thread, so a fork is safe, which one of this process is not. In a run of the flow it is a fork itself, and imports little. It and its forks never get Ctrl-C, which a terminal sends to all:
     they end with this process.
     """
     set_forkserver_preload(["__main__", __name__, *imports])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()
     try:
-        ensure_running()
+        with multiprocessing_server_is_forked():
+            ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -84,6 +84,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         self._imports = imports
         self._processes = launch.data_workers or executor.count_usable_cpus()
         self._open = contextlib.ExitStack()
+        self._is_expected = False
         self._submit: Callable[..., Any] | None = None
         """Starts a call, and returns its future."""
         code = tuple(inputs.code.items()) if inputs else ()
@@ -99,6 +100,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         """Begin with the imports for work on so many shards, while this process does something else."""
         if not self._launch.data_cluster and self._are_worth(shards):
             executor.start_fork_server(self._imports)
+            self._is_expected = True
 
     def expect_as_before(self) -> None:
         """Begin with the imports if the last run had work for processes."""
@@ -167,8 +169,8 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         return self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
 
     def _are_worth(self, items: int) -> bool:
-        """Whether workers start for so many items, or get them if they run."""
-        fewest = 2 if self._submit else _FEWEST
+        """Whether workers start for so many items, or get them if they run or have begun to start."""
+        fewest = 2 if self._submit or self._is_expected else _FEWEST
         return items >= fewest and (self._processes > 1 or bool(self._launch.data_cluster))
 
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:

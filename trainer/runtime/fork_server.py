@@ -70,10 +70,12 @@ _THREADS: Final = "OMP_NUM_THREADS"
 _LATER = {_THREADS, "TOKENIZERS_PARALLELISM", "GLOO_SOCKET_IFNAME"}
 _LATER |= {"DISABLE_SAFETENSORS_CONVERSION", "TORCHINDUCTOR_CACHE_DIR"}
 """Variables that a stage adds for its training: a fork follows the first one, and libraries read the others when they need them."""
-_BARS: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""What a stage adds for itself, if its output is no terminal."""
+_OF_STAGES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_OF_STAGES |= {"GX_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+"""What a stage adds for itself and the processes that it starts; the first one if its output is no terminal."""
 _LIMITS: Final = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _F_SETSIG: Final = 10
+_MOST_FILES: Final = 8
 _SIZE: Final = struct.Struct("!I")
 
 
@@ -104,10 +106,10 @@ def running(environment: dict[str, str], modules: Sequence[str] = MODULES) -> It
         process.wait()
 
 
-def hand_over(module: str, function: str, *arguments: str) -> None:
+def hand_over(module: str, function: str, *arguments: str, files: Sequence[int] = ()) -> None:
     """Let a fork call `module.function(*arguments)`, and end this process as the fork ends; return if there is no server.
 
-    What the function returns is the fork's exit status.
+    What the function returns is the fork's exit status. Descriptors in `files` are further arguments, with the fork's own numbers.
     """
     address = os.environ.get(VARIABLE, "none")
     if address == "none" or is_fork():
@@ -118,7 +120,7 @@ def hand_over(module: str, function: str, *arguments: str) -> None:
     message = json.dumps(request | {"folder": str(Path.cwd()), "inherited": _inherited()}).encode()
     try:
         server.connect("\0" + address)
-        socket.send_fds(server, [_SIZE.pack(len(message))], [0, 1, 2, alive])
+        socket.send_fds(server, [_SIZE.pack(len(message))], [0, 1, 2, alive, *files])
         server.sendall(message)
         answers = server.makefile()
         pid = int(answers.readline() or 0)
@@ -225,7 +227,7 @@ class _Server:
 def _decide_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may decide what a library is when it is imported."""
     ignored = _SHELL | _LATER
-    return _BARS | {k: v for k, v in environment.items() if k not in ignored and not k.startswith(_OWN_VARIABLES)}
+    return _OF_STAGES | {k: v for k, v in environment.items() if k not in ignored and not k.startswith(_OWN_VARIABLES)}
 
 
 def _inherited() -> list[Any]:
@@ -246,7 +248,7 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.getuid():
         raise PermissionError
-    size, files, _, _ = socket.recv_fds(client, _SIZE.size, 4)
+    size, files, _, _ = socket.recv_fds(client, _SIZE.size, _MOST_FILES)
     [left], message = _SIZE.unpack(size), b""
     while len(message) < left and (part := client.recv(1 << 16)):
         message += part
@@ -264,7 +266,7 @@ def _become(request: dict[str, Any], files: list[int], server: int) -> Any:
     """Become, in a fork, the process that was asked for, and do its work."""
     os.setsid()
     die_with_parent()
-    *streams, alive = files
+    streams, alive, others = files[:3], files[3], files[4:]
     fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(alive, _F_SETSIG, int(signal.SIGKILL))
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
@@ -282,7 +284,7 @@ def _become(request: dict[str, Any], files: list[int], server: int) -> Any:
         sys.modules["torch"].set_num_threads(int(threads))
     sys.argv = request["arguments"]
     module, function, *arguments = request["call"]
-    return getattr(importlib.import_module(module), function)(*arguments)
+    return getattr(importlib.import_module(module), function)(*arguments, *others)
 
 
 def _import(module: str) -> None:
@@ -301,7 +303,7 @@ def _main(listener: int, parent: int, modules: Sequence[str]) -> Any:
     if os.getppid() != parent:
         sys.exit(os.EX_TEMPFAIL)
     server = _Server(socket.socket(fileno=listener))
-    os.environ |= _BARS | os.environ
+    os.environ |= _OF_STAGES | os.environ
     has_gpu = any(Path(path).exists() for path in _GPUS)
     for module in modules:
         if work := server.answer(0):
