@@ -22,9 +22,10 @@ ROOT = Path(fork_server.__file__).parents[2]
 COMMAND = """
 import sys
 from trainer.runtime import fork_server
-fork_server.hand_over("work", "main")
-from work import main
-sys.exit(main())
+if __name__ == "__main__":
+    fork_server.hand_over("work", "main")
+    from work import main
+    sys.exit(main())
 """
 WAIT = """
 import os, subprocess, sys, time
@@ -238,6 +239,41 @@ def test_a_training_forked_from_a_stage_has_its_threads_and_ends_with_it(project
         assert said == ["__main__", "one", "3"]
         assert (fork == pid) is is_forked
         wait_for(lambda: has_ended(int(pid)))
+
+
+SHARDS = """
+import os, sys, time
+from tasks.shards import executor
+def imported(number):
+    time.sleep(0.1)
+    return number * number, os.getpid(), "colorsys" in sys.modules
+def main():
+    executor.start_fork_server(["json"])
+    with executor.start_process_pool(2) as pool:
+        squares, processes, have = zip(*pool.map(imported, range(8)))
+        print(squares == tuple(n * n for n in range(8)), {*have}, *{*processes}, flush=True)
+        if sys.argv[1:]:
+            time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_processes_for_shards_have_what_the_server_has_imported_and_end_with_the_stage(
+    server: Path, is_forked: bool, is_killed: bool
+) -> None:
+    for name in ("tasks", "params"):
+        (server / name).symlink_to(ROOT / name)
+    variables = {} if is_forked else {fork_server.VARIABLE: "none"}
+    stage = start(server, SHARDS, *["wait"] * is_killed, **variables)
+    assert stage.stdout
+    said, have, *processes = stage.stdout.readline().split()
+    assert (said, have, len(processes)) == ("True", str({is_forked}), 2)
+    if is_killed:
+        stage.kill()
+    assert end(stage)[:2] == (-signal.SIGKILL if is_killed else 0, "")
+    for process in processes:
+        wait_for(lambda process=process: has_ended(int(process)))
 
 
 CHILD_OF_A_FORK = """
