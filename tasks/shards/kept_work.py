@@ -148,7 +148,8 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     ) -> Iterator[tuple[ResultT, bool]]:
         """Yield what each work gives, and whether an earlier run did it. Threads look for that: processes take longer to start."""
         is_kept = [cache.entry(work).exists() for work in works]
-        asked = self._each(partial(cache.find_or_do, function), [*compress(works, map(not_, is_kept))])
+        call = partial(cache.find_or_do, function)
+        asked = self._each(call, [*compress(works, map(not_, is_kept))])
         cpus = executor.count_usable_cpus()
         with ThreadPoolExecutor(cpus) as threads:
             found = _in_order(lambda work: threads.submit(cache.find, work), [*compress(works, is_kept)], cpus)
@@ -158,7 +159,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
                 elif kept := next(found):
                     yield kept[0], True
                 else:  # it is damaged
-                    yield cache.find_or_do(function, work)
+                    yield from self._elsewhere(call, [work]) if self._are_worth(_FEWEST) else map(call, [work])
 
     def _with_progress(self, results: Iterator[ResultT], what: str, total: int) -> Iterator[ResultT]:
         for result in iterate_with_progress(results, what=f"{self._stage}: {what}", total=total):
@@ -174,9 +175,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         return items >= fewest and (self._processes > 1 or bool(self._launch.data_cluster))
 
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
-        path.write_bytes(pickle.dumps(executor.code_hash_and_versions()) + pickle.dumps(function))
+        path = self._write_function(function)
         try:
             done, attempts = 0, 1
             while done < len(items):
@@ -199,6 +198,20 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
                     )
         finally:
             path.unlink(missing_ok=True)
+
+    def _write_function(self, function: Callable[..., Any]) -> Path:
+        """Write a function for the processes; where kept work cannot be written, to a folder that only this machine has."""
+        content = pickle.dumps(executor.code_hash_and_versions()) + pickle.dumps(function)
+        path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError:
+            if self._launch.data_cluster:
+                raise
+            path = Path(tempfile.gettempdir()) / path.name
+            path.write_bytes(content)
+        return path
 
     def _start(self) -> Callable[..., Any]:
         if not self._launch.data_cluster:
@@ -246,7 +259,9 @@ class _Cache:
             if any(_fast_hash(entry / str(number), seed) != kept for number, kept in hashes.items()):
                 return ()
             for number in hashes:
-                assert not work.files[number].exists(), f"other work wrote {work.files[number]}"
+                work.files[number].unlink(
+                    missing_ok=True
+                )  # the process that has written it was killed at its next work
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
         except OSError:

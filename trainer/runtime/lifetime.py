@@ -87,9 +87,11 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
 
 def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
     """Raise a KeyboardInterrupt once more that came while Python took an object apart, and that Python only prints there."""
-    if lost.exc_type is KeyboardInterrupt:
-        main = threading.main_thread().ident
-        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()  # when Python has left that place
+    main = threading.main_thread()
+    if lost.exc_type is KeyboardInterrupt and threading.current_thread() is main and not sys.is_finalizing():
+        threading.Timer(
+            0.01, signal.pthread_kill, (main.ident, signal.SIGINT)
+        ).start()  # when Python has left that place
     else:
         sys.__unraisablehook__(lost)
 

@@ -268,6 +268,19 @@ def test_an_interrupt_that_comes_while_an_object_is_taken_apart_is_not_lost(tmp_
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_an_interrupt_of_its_own_code_while_python_ends_does_not_stop_the_end(tmp_path):
+    body = """
+        global late, file
+        class Late:
+            def __del__(self):
+                raise KeyboardInterrupt
+        late, file = Late(), open("file", "w")
+        """
+    done = run_to_end(tmp_path, body)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "KeyboardInterrupt" in done.stderr
+
+
 def run_to_end(
     folder: Path, body: str, stdout: Any = subprocess.PIPE, pass_fds: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
