@@ -6,6 +6,7 @@ evergreen check default        as python -m tasks check default
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -82,25 +83,29 @@ def run(
 
 def _run_flow(artifacts: Artifacts, **parameters: Any) -> Any:
     """Run the flow on a server of its own, or on the configured one."""
-    from contextlib import nullcontext
-
     from flows.child_process import fork_modules
     from flows.server.own import OwnPrefectServer, is_own_server_needed
 
     signs_of_life.note("run: waits for the Prefect server")
     server = None if os.environ.get("PREFECT_API_URL") else OwnPrefectServer(artifacts.server_log)
-    if server and not is_own_server_needed():  # to ask takes a second, in which the server starts
-        server.stop()
-        server = None
-    if server:
-        _import_flow()
-    else:
-        from flows.server.configured import open_configured_server_client
+    with contextlib.ExitStack() as opened:
+        if not server:  # beside one that starts, it would import libraries too soon
+            opened.enter_context(fork_modules())
+        if server and not is_own_server_needed():  # to ask takes a second, in which the server starts
+            server.stop()
+            server = None
+        if server:
+            _import_flow()
+        else:
+            from flows.server.configured import open_configured_server_client
 
-        with open_configured_server_client() as client:  # a flow would end with an error of Prefect's that says less
-            client.api_version()
-    progress = signs_of_life.show_child_progress(artifacts.scratch / "progress")
-    with fork_modules(), server.used() if server else nullcontext(), progress:
+            # Without this, a flow would end with an error of Prefect's that says less.
+            with open_configured_server_client() as client:
+                client.api_version()
+        opened.enter_context(fork_modules())
+        if server:
+            opened.enter_context(server.used())
+        opened.enter_context(signs_of_life.show_child_progress(artifacts.scratch / "progress"))
         from flows.retrain import retrain
         from flows.run.stops import turn_user_stop_into_error
 

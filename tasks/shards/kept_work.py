@@ -259,9 +259,8 @@ class _Cache:
             if any(_fast_hash(entry / str(number), seed) != kept for number, kept in hashes.items()):
                 return ()
             for number in hashes:
-                work.files[number].unlink(
-                    missing_ok=True
-                )  # the process that has written it was killed at its next work
+                # A process that was killed at its next work may have written it.
+                work.files[number].unlink(missing_ok=True)
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
         except OSError:

@@ -89,9 +89,8 @@ def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
     """Raise a KeyboardInterrupt once more that came while Python took an object apart, and that Python only prints there."""
     main = threading.main_thread()
     if lost.exc_type is KeyboardInterrupt and threading.current_thread() is main and not sys.is_finalizing():
-        threading.Timer(
-            0.01, signal.pthread_kill, (main.ident, signal.SIGINT)
-        ).start()  # when Python has left that place
+        # When Python has left that place.
+        threading.Timer(0.01, signal.pthread_kill, (main.ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(lost)
 
