@@ -11,48 +11,42 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import DataError, InterruptedTrainingError, Recipe, load
+from params import InterruptedTrainingError, Recipe, load
 from params.foundation.artifacts import CORPUS, SPLITS, STAGES, Artifacts
 from params.resolve import write_complete_recipe
-from params.sections.data import Source
 from tasks import stages
 from tasks.diagnostics.check import check
+from tasks.diagnostics.few_rows import RehearsalRows, deal_rows, open_sources, read_split
 from tasks.hub_client.connection import LOCAL
-from tasks.ingestion.batches import numbers_as_written, to_readable_batch
-from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
-from tasks.ingestion.row_choice import SOURCE, RowChoice
-from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.report.formatting import format_duration
-from tasks.shards.split_rows import schema_as_read, table_of_values
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
+from tasks.training.processes import trainings_are_forked
+from tasks.training.supervisor import supervise_training
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
+from trainer.checkpoints.resume import prepare_resume
 from trainer.environment import environment_variable
+from trainer.job import Job
 from trainer.loop.batch import interval_steps, total_steps
-from trainer.objectives.bases.rows import ColumnKind
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
-_POOL: Final = 4096
-_READ_S: Final = 15.0
-"""How long each split is read."""
 _ROWS: Final = 1000
-_HELD_OUT_ROWS: Final = 128
 _WARM_UP: Final = 2
 """Steps that are not timed: they also load kernels and fill caches."""
 _TIMED_STEPS: Final = (4, 30)
@@ -65,28 +59,6 @@ _ADVICE: Final = (
 )
 _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
-
-
-class RehearsalRows(NamedTuple):
-    """Rows of one split of a source."""
-
-    pool: Sequence[Row]
-    """Rows at regular distances among all that were read."""
-    total: int
-    """Rows that were read and are taken, about."""
-    is_whole: bool
-    """Whether these are all rows."""
-    schema: pa.Schema
-    """The columns of all rows that were read, as the objective reads them."""
-
-    def usual(self, count: int) -> list[Row]:
-        """Return so many rows from all parts of the pool, or all of it."""
-        count = min(count, len(self.pool))
-        return [self.pool[i * len(self.pool) // count] for i in range(count)]
-
-    def table(self, rows: Sequence[Row]) -> pa.Table:
-        """Return some of the rows as a table with the types of all that were read."""
-        return table_of_values(rows, self.schema)
 
 
 class _Pass(NamedTuple):
@@ -126,15 +98,20 @@ def rehearse(recipe_path: Path) -> None:
     check(recipe_path)
     recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
     folder = artifacts.scratch.absolute() / "rehearsal"
-    with hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
+    lock = hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}")
+    with lock, trainings_are_forked(recipe.launch):
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            method, sources = objectives.build_objective(recipe.objective), _open(recipe.data.row_sources)
+            method, sources = objectives.build_objective(recipe.objective), open_sources(recipe.data.row_sources)
             kinds, space = method.columns(), method.vector_space
-            rows = {split: _read(sources, split, kinds) for split in SPLITS if any(split in own for *_, own in sources)}
+            rows = {
+                split: read_split(sources, split, kinds) for split in SPLITS if any(split in own for *_, own in sources)
+            }
             corpus: dict[str, pa.Table] = {}
             if recipe.data.corpus and space and space.document_column:
-                found = _read(_open({"corpus": recipe.data.corpus}), "train", {space.document_column: "string"})
+                found = read_split(
+                    open_sources({"corpus": recipe.data.corpus}), "train", {space.document_column: "string"}
+                )
                 corpus = {CORPUS: found.table(found.usual(_ROWS))}
             read = [f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()]
             logger.info("rehearse: rows of the source: %s", ", ".join(read))
@@ -142,12 +119,12 @@ def rehearse(recipe_path: Path) -> None:
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
                 longest = sorted(rows["train"].pool, key=lambda row: len(str(row)), reverse=True)[:count]
-                dealt = _dealt(recipe, longest, {"train": rows["train"]}) | corpus
-                hardest = _run("the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=2)
+                dealt = deal_rows(recipe, longest, {"train": rows["train"]}) | corpus
+                hardest = _run("the longest rows", recipe, dealt, folder / "longest", to_release=False, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
                 steps = min(max(fitting, _TIMED_STEPS[0]), _TIMED_STEPS[1])
-            some = _dealt(recipe, rows["train"].usual(_ROWS), rows) | corpus
-            usual = _run("usual rows", recipe, some, folder / "usual", names=STAGES, steps=_WARM_UP + steps)
+            some = deal_rows(recipe, rows["train"].usual(_ROWS), rows) | corpus
+            usual = _run("usual rows", recipe, some, folder / "usual", to_release=True, steps=_WARM_UP + steps)
         except (KeyboardInterrupt, InterruptedTrainingError):
             raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
@@ -172,62 +149,15 @@ def _remarks(recipe: Recipe, usual: _Pass) -> Iterator[str]:
         yield f"not rehearsed, although the recipe has it: {found}"
 
 
-_Opened = tuple[RowChoice, "OpenedSource", Mapping[str, str]]
-"""What is taken of a source, the source, and the split of it that gives the rows of a split."""
-
-
-def _open(sources: Mapping[str, Source]) -> list[_Opened]:
-    found = list[_Opened]()
-    for key, keys in sources.items():
-        with naming_source(f"data.{key}"):
-            opened, allowed = open_source(keys), keys.splits or SPLITS
-        splits = {split: split for split in opened.splits if split in allowed} or {allowed[0]: "train"}
-        found.append((RowChoice.of(f"data.{key}", keys), opened, splits))
-    return found
-
-
-def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
-    pool: list[tuple[int, Row]] = []
-    columns, as_text = dict[str, SourceColumn](), ("string", "optional", "label")
-    distance, total, taken_rows, is_whole, end = 1, 0, 0, True, time.monotonic() + _READ_S
-    for choice, source, splits in sources:
-        begin, seen = total, list[bool]()
-        for batch in source.batches(splits[split]) if split in splits else ():
-            if time.monotonic() > end:
-                is_whole = False
-                break
-            first = -total % distance
-            if first < len(batch.rows):
-                found, rows, taken = choice.apply(*to_readable_batch(batch))
-                seen += taken
-                read, texts = choice.named(found), numbers_as_written(found)
-                widen_schema_in_place(columns, columns_of_batch(read, columns))
-                rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
-                for i in (i for i in range(first, len(rows), distance) if taken[i]):
-                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in as_text}
-                    pool.append((total + i, rows[i] | as_read))
-            total += len(batch.rows)
-            while len(pool) > _POOL:
-                distance *= 2
-                pool = [(number, row) for number, row in pool if number % distance == 0]
-        own = round((total - begin) * sum(seen) / max(1, len(seen)))
-        taken_rows += min(own, choice.max_rows or own)
-    if not pool:
-        raise DataError("data.source", f"the {split} split has no rows", "give it rows")
-    schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
-    return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
-
-
-def _run(
-    what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *, names: Sequence[str], steps: int
-) -> _Pass:
-    """Run stages on some rows of each split, with `root` in the place of the project's folder."""
+def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *, to_release: bool, steps: int) -> _Pass:
+    """Run all stages, or those up to one evaluation of the training, on some rows of each split, with `root` as the project's folder."""
     (root / "data").mkdir(parents=True)
     for split, table in rows.items():
         pq.write_table(table, root / "data" / f"{split}.parquet")
     artifacts, seconds = Artifacts("rehearsal", root), {}
-    small = _small(recipe, root, list(rows), steps)
-    for stage in names:
+    clock = {"path": str(root / _CLOCK), "evaluates_first": to_release}
+    small = _small(recipe, root, list(rows), steps, clock)
+    for stage in STAGES if to_release else _UP_TO_TRAIN:
         if stage == "train":  # packing may leave too few sequences for a global batch
             sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
             processes, size = recipe.launch.num_processes, recipe.training.global_batch_size
@@ -236,8 +166,12 @@ def _run(
         write_complete_recipe(small, artifacts.recipe_path)
         logger.info("rehearse: %s: %s", what, stage)
         start = time.monotonic()
-        with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
-            stages.call_stage_function(stage, artifacts, small)
+        if stage == "train" and not to_release:
+            job = Job.of(small, artifacts)
+            supervise_training(job, partial(prepare_resume, job.folder, job.identity, "auto"))
+        else:
+            with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
+                stages.call_stage_function(stage, artifacts, small)
         seconds[stage] = time.monotonic() - start
     return _Pass(
         rows=sum(len(own) for name, own in rows.items() if name != CORPUS),
@@ -249,7 +183,7 @@ def _run(
     )
 
 
-def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Recipe:
+def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int, clock: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a rehearsal: its rows, its steps, and a Hub of its own; nothing else is another one."""
     content: dict[str, Any] = recipe.model_dump(mode="json")
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
@@ -260,42 +194,17 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column
             expectation["on_failure"] = "report"
-    clock = {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": {"path": str(root / _CLOCK)}}
     content["training"] |= {"epochs": None, "max_steps": steps, "eval_steps": steps, "save_steps": steps}
     content["training"] |= {"save_minutes": None, "early_stopping_patience": None, "resume": "never"}
-    content["training"]["callbacks"].append(clock)
+    content["training"]["callbacks"].append(
+        {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": clock}
+    )
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
     content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
     content["publish"] |= {"endpoint": LOCAL, "approval": "none", "dry_run": False}
     content["publish"]["adapter"] = "merged"  # its Hub does not have the base model
     return Recipe.model_validate(content)
-
-
-def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
-    """Deal training rows out to the splits that have no rows of their own. Training sees each label that was read, however few rows there are."""
-    objective = objectives.build_objective(recipe.objective)
-
-    def labels_of(row: Row) -> set[str]:
-        try:
-            return {*objective.row_labels(row)}
-        except (AttributeError, KeyError, TypeError, ValueError):  # validate sets the row aside
-            return set()
-
-    known = {label: row for row in (*source["train"].pool, *rows) for label in labels_of(row)}
-    kept = {id(row): row for row in known.values()}
-    others = [row for row in rows if id(row) not in kept]
-    random.Random(0).shuffle(others)  # noqa: S311 - files are often sorted by a label
-    count = min(_HELD_OUT_ROWS, len(others) // 4)
-    tables = {}
-    for split in ("validation", "test"):
-        if split in source:
-            found = [row for row in source[split].usual(_HELD_OUT_ROWS) if labels_of(row) <= known.keys()]
-        else:
-            found, others = others[:count], others[count:]
-        if found:
-            tables[split] = source.get(split, source["train"]).table(found)
-    return {"train": source["train"].table([*kept.values(), *others]), **tables}
 
 
 @contextlib.contextmanager

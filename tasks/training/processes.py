@@ -19,13 +19,14 @@ import psutil
 
 from params.schema import Launch
 from trainer.job import Job
-from trainer.runtime import forked
+from trainer.runtime import fork_server, forked
 from trainer.runtime.launcher import REPORT
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent
 
 logger = logging.getLogger(__name__)
 
 _GLOO = "GLOO_SOCKET_IFNAME"
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 END_S = 5.0
 """How long a process that has reported its error may take to end, and a launcher whose processes have all ended."""
 
@@ -57,6 +58,13 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
     return [*command, "-m", "trainer.worker", str(job_path)]
 
 
+def trainings_are_forked(launch: Launch) -> contextlib.AbstractContextManager[None]:
+    """Let trainings that start in the block, one after the other, be forked from one process that imports the libraries meanwhile."""
+    if needs_launcher(launch):
+        return contextlib.nullcontext()
+    return fork_server.running({**_UNBUFFERED, **os.environ}, fork_server.OF_TRAINING)
+
+
 def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Popen[bytes]:
     """Start the processes of one machine: the launcher, which starts them, or the only one.
 
@@ -66,7 +74,7 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // on_this_machine)),
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
+        **_UNBUFFERED,
         **gloo_environment(job.launch),
         **os.environ,
         SUPERVISOR: str(os.getpid()),

@@ -75,8 +75,12 @@ ENDS = {
 class Nights:
     """A Prefect server, a worker, and their remotes; what has happened so far."""
 
-    def __init__(self, shared: Shared, hub: FaultyHub, office: ServedProject, worker: Project, disk: Path) -> None:
+    def __init__(
+        self, shared: Shared, hub: FaultyHub, office: ServedProject, worker: Project, disk: Path, *, fork: bool
+    ) -> None:
         self.shared, self.hub, self.office, self.worker, self.disk = shared, hub, office, worker, disk
+        self.fork = fork
+        """Whether the processes of a run are forked from those of the tests, which takes half of the time."""
         self.chance = random.Random(SEED)
         self.rows = 300
         self.states: dict[str, tuple[str, str]] = {}
@@ -90,7 +94,9 @@ class Nights:
         self.start_worker()
 
     def start_worker(self) -> None:
-        self.process = self.worker.start("prefect", "worker", "start", "--pool", "local", log="worker.log")
+        self.process = self.worker.start(
+            "prefect", "worker", "start", "--pool", "local", log="worker.log", fork=self.fork
+        )
 
     def night(self, trouble: str) -> str:
         """A run of the deployment, after one in the evening if a proposal is decided; return the names of their last states."""
@@ -264,7 +270,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def nights(tmp_path: Path, disk: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Nights]:
+def nights(
+    tmp_path: Path, disk: Path, make_prefect_home: Callable[[], Path], request: pytest.FixtureRequest
+) -> Iterator[Nights]:
     def prepare(author: Project) -> None:
         author.edit("params/tiny.yaml", "endpoint: local", "timeout_s: 3")
         author.edit("params/tiny.yaml", "launch: {", "launch: {mirror: last, ")
@@ -290,7 +298,7 @@ def nights(tmp_path: Path, disk: Path, make_prefect_home: Callable[[], Path]) ->
         office.run("git", "clone", "-q", str(shared.git), ".")
         office.run("dvc", "config", "-q", "--local", "cache.dir", str(disk / "cache"))
         write_deployment(office.root / "prefect.yaml", shared)
-        made = Nights(shared, hub, office, worker, disk)
+        made = Nights(shared, hub, office, worker, disk, fork=request.node.callspec.id == "one")
         made.start()
         yield made
 

@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("params", "trainer", "tasks", "flows")
+_BELOW = tuple(f"{package}." for package in PACKAGES)
 _ENGINES = ("flows.retrain", "flows.server", "flows.watch", "flows.run")
 """They import Prefect's engines, which configure logs when they are imported."""
 _files: dict[str, tuple[int, int, bytes]] = {}
@@ -69,7 +70,7 @@ def forget() -> None:
 
 def modules() -> list[ModuleType]:
     """The modules of the project that this process has imported."""
-    return [module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES]
+    return [module for name, module in sys.modules.items() if name.startswith(_BELOW) or name in PACKAGES]
 
 
 def _scan(root: Path) -> Iterator[tuple[str, os.stat_result]]:

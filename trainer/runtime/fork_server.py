@@ -50,6 +50,8 @@ _TORCH: Final = (
     "transformers.models.auto.modeling_auto",
 )
 """What asks for GPUs."""
+OF_TRAINING: Final = ("numpy", "pyarrow.parquet", "transformers", "tokenizers.processors", *_TORCH)
+"""What the only process of a training imports."""
 MODULES: Final = (
     *("dvc.repo", "dvc.commands.repro", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml", "dvc.parsing"),
     *("dvc.scm", "dvc.repo.open_repo", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.plots"),

@@ -14,7 +14,7 @@ import pytest
 from params import Recipe
 from params.sections.data import RowsFromFiles
 from tasks.diagnostics import rehearse
-from tasks.diagnostics.rehearse import RehearsalRows
+from tasks.diagnostics.few_rows import RehearsalRows, deal_rows, read_split
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import open_source
@@ -46,7 +46,7 @@ def test_usual_rows_are_of_all_parts_of_a_sorted_file() -> None:
 def test_training_sees_each_label_of_the_held_out_rows() -> None:
     rows = rows_of(["usual"] * 99 + ["rare"])
     test = rows_of(["usual", "rare", "unheard"] * 5)
-    tables = rehearse._dealt(classifier(), rows.usual(100), {"train": rows, "test": test})
+    tables = deal_rows(classifier(), rows.usual(100), {"train": rows, "test": test})
     labels = {split: set(table["label"].to_pylist()) for split, table in tables.items()}
     assert labels == {"train": {"usual", "rare"}, "validation": {"usual"}, "test": {"usual", "rare"}}
     assert sum(len(tables[split]) for split in ("train", "validation")) == 100
@@ -56,13 +56,13 @@ def test_training_sees_each_label_of_the_held_out_rows() -> None:
 def test_few_rows_have_every_label_of_many_and_bad_rows_have_none() -> None:
     """The longest rows may all have one label, or no span, with which nothing could be trained."""
     rows = rows_of(["usual"] * 99 + ["rare"])
-    table = rehearse._dealt(classifier(), rows.pool[:20], {"train": rows})["train"]
+    table = deal_rows(classifier(), rows.pool[:20], {"train": rows})["train"]
     assert set(table["label"].to_pylist()) == {"usual", "rare"}
     spans: list[Any] = [[], None, [{"label": "who", "start": 0, "end": 4}], "no list", [{"start": 0, "end": 4}]]
     pool = [{"text": f"text {i}", "spans": one} for i, one in enumerate(spans)]
     schema = pa.Table.from_pylist(pool[:3]).schema
     tagger = Recipe.model_validate(tiny.recipe({}, **tiny.TAGS))
-    found = rehearse._dealt(tagger, pool[:2], {"train": RehearsalRows(pool, 5, is_whole=True, schema=schema)})
+    found = deal_rows(tagger, pool[:2], {"train": RehearsalRows(pool, 5, is_whole=True, schema=schema)})
     assert [row["text"] for row in found["train"].to_pylist()] == ["text 2", "text 0", "text 1"]
 
 
@@ -111,7 +111,7 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
     for name in ("a.csv", "b.jsonl"):
         keys = RowsFromFiles(kind="files", train=name)
         opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
-        rows = rehearse._read([opened], "train", kinds)
+        rows = read_split([opened], "train", kinds)
         pq.write_table(
             rows.table(rows.usual(700)), tmp_path / "rows.parquet"
         )  # as a rehearsal does, which ingests that
@@ -128,7 +128,7 @@ def test_rows_that_are_not_taken_need_no_time(tmp_path: Path) -> None:
     for more, total in (({}, 2000), ({"where": {"lang": "de"}}, 500), ({"max_rows": 300}, 300)):
         keys = RowsFromFiles(kind="files", train="a.csv", **more)
         opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
-        assert rehearse._read([opened], "train", {}).total == total
+        assert read_split([opened], "train", {}).total == total
 
 
 def test_what_a_rehearsal_leaves_out_is_said() -> None:

@@ -1,0 +1,127 @@
+"""The few rows of a rehearsal: read from all parts of a source, and dealt out to the splits."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from params import DataError, Recipe
+from params.foundation.artifacts import SPLITS
+from params.sections.data import Source
+from tasks.ingestion.batches import numbers_as_written, to_readable_batch
+from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
+from tasks.ingestion.row_choice import SOURCE, RowChoice
+from tasks.ingestion.source import OpenedSource, naming_source, open_source
+from tasks.shards.split_rows import schema_as_read, table_of_values
+from trainer import objectives
+from trainer.objectives.bases.rows import ColumnKind
+
+Row = dict[str, Any]
+_POOL: Final = 4096
+_READ_S: Final = 15.0
+"""How long each split is read."""
+_HELD_OUT_ROWS: Final = 128
+
+
+class RehearsalRows(NamedTuple):
+    """Rows of one split of a source."""
+
+    pool: Sequence[Row]
+    """Rows at regular distances among all that were read."""
+    total: int
+    """Rows that were read and are taken, about."""
+    is_whole: bool
+    """Whether these are all rows."""
+    schema: pa.Schema
+    """The columns of all rows that were read, as the objective reads them."""
+
+    def usual(self, count: int) -> list[Row]:
+        """Return so many rows from all parts of the pool, or all of it."""
+        count = min(count, len(self.pool))
+        return [self.pool[i * len(self.pool) // count] for i in range(count)]
+
+    def table(self, rows: Sequence[Row]) -> pa.Table:
+        """Return some of the rows as a table with the types of all that were read."""
+        return table_of_values(rows, self.schema)
+
+
+OpenedSplits = tuple[RowChoice, "OpenedSource", Mapping[str, str]]
+"""What is taken of a source, the source, and the split of it that gives the rows of a split."""
+
+
+def open_sources(sources: Mapping[str, Source]) -> list[OpenedSplits]:
+    """Open the sources of a recipe, which are named as in `data`."""
+    found = list[OpenedSplits]()
+    for key, keys in sources.items():
+        with naming_source(f"data.{key}"):
+            opened, allowed = open_source(keys), keys.splits or SPLITS
+        splits = {split: split for split in opened.splits if split in allowed} or {allowed[0]: "train"}
+        found.append((RowChoice.of(f"data.{key}", keys), opened, splits))
+    return found
+
+
+def read_split(sources: Sequence[OpenedSplits], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
+    """Read rows of one split of all sources for some seconds, and keep some at regular distances.
+
+    Raises:
+        DataError: there are none.
+    """
+    pool: list[tuple[int, Row]] = []
+    columns, as_text = dict[str, SourceColumn](), ("string", "optional", "label")
+    distance, total, taken_rows, is_whole, end = 1, 0, 0, True, time.monotonic() + _READ_S
+    for choice, source, splits in sources:
+        begin, seen = total, list[bool]()
+        for batch in source.batches(splits[split]) if split in splits else ():
+            if time.monotonic() > end:
+                is_whole = False
+                break
+            first = -total % distance
+            if first < len(batch.rows):
+                found, rows, taken = choice.apply(*to_readable_batch(batch))
+                seen += taken
+                read, texts = choice.named(found), numbers_as_written(found)
+                widen_schema_in_place(columns, columns_of_batch(read, columns))
+                rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
+                for i in (i for i in range(first, len(rows), distance) if taken[i]):
+                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in as_text}
+                    pool.append((total + i, rows[i] | as_read))
+            total += len(batch.rows)
+            while len(pool) > _POOL:
+                distance *= 2
+                pool = [(number, row) for number, row in pool if number % distance == 0]
+        own = round((total - begin) * sum(seen) / max(1, len(seen)))
+        taken_rows += min(own, choice.max_rows or own)
+    if not pool:
+        raise DataError("data.source", f"the {split} split has no rows", "give it rows")
+    schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
+    return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
+
+
+def deal_rows(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
+    """Deal training rows out to the splits that have no rows of their own. Training sees each label that was read, however few rows there are."""
+    objective = objectives.build_objective(recipe.objective)
+
+    def labels_of(row: Row) -> set[str]:
+        try:
+            return {*objective.row_labels(row)}
+        except (AttributeError, KeyError, TypeError, ValueError):  # validate sets the row aside
+            return set()
+
+    known = {label: row for row in (*source["train"].pool, *rows) for label in labels_of(row)}
+    kept = {id(row): row for row in known.values()}
+    others = [row for row in rows if id(row) not in kept]
+    random.Random(0).shuffle(others)  # noqa: S311 - files are often sorted by a label
+    count = min(_HELD_OUT_ROWS, len(others) // 4)
+    tables = {}
+    for split in ("validation", "test"):
+        if split in source:
+            found = [row for row in source[split].usual(_HELD_OUT_ROWS) if labels_of(row) <= known.keys()]
+        else:
+            found, others = others[:count], others[count:]
+        if found:
+            tables[split] = source.get(split, source["train"]).table(found)
+    return {"train": source["train"].table([*kept.values(), *others]), **tables}
