@@ -39,13 +39,13 @@ def check_interrupted(project: Project, seen: Terminal, *, says: str) -> None:
 
 
 def test_a_training_shows_its_steps(project: Project) -> None:
-    recipe = tiny.recipe({"training.max_steps": 60, "training.logging_steps": 10, "training.eval_steps": 30})
+    recipe = tiny.recipe({"training.max_steps": 120, "training.logging_steps": 10, "training.eval_steps": 60})
     tiny.tokenized(project.root, recipe)
     with on_terminal(project, "python", "-m", "tasks", "train", "params/tiny.yaml") as seen:
         assert seen.end() == 0, seen.output
-    assert re.search(r"train: steps ━+─* \d+/60 [\d.]+/s 0:00:\d\d loss \d", seen.output), seen.output
-    assert "step 50 of 60, loss" not in seen.output, "the bar says it already"
-    assert "validation at step 30: loss" in seen.output
+    assert re.search(r"train: steps ━+─* \d+/120 [\d.]+/s 0:00:\d\d loss \d", seen.output), seen.output
+    assert "step 50 of 120, loss" not in seen.output, "the bar says it already"
+    assert "validation at step 60: loss" in seen.output
 
 
 def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(finished: Project) -> None:

@@ -55,7 +55,7 @@ _NAMES = """
     dvc.rwlock dvc.data_cloud dvc.repo.open_repo scmrepo.git flufl.lock prefect.telemetry.run_telemetry
     prefect.runtime prefect.flow_runs prefect.variables dvc.dirs dvc.cachemgr dvc._debug dvc.repo.metrics
     dvc.repo.plots dvc.repo.params dvc.repo.stage dvc.repo.datasets dvc.repo.artifacts dvc.repo.index
-    dvc.repo.graph dvc.repo.trie dvc.types dvc_data.hashfile.db dvc_data.hashfile.status dvc_render
+    dvc.repo.graph networkx sklearn.linear_model dvc.repo.trie dvc.types dvc_data.hashfile.db dvc_data.hashfile.status dvc_render
     dvc_render.html flatten_dict configobj dulwich.ignore dulwich.worktree dulwich.gc dulwich.lfs
     dulwich.commit_graph ruamel.yaml.mergevalue fsspec.implementations.memory matplotlib.style.core
     platformdirs.unix rich._emoji_codes tabulate starlette.middleware.trustedhost typer._adapters

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import io
 import os
 import ssl
@@ -13,6 +14,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from tests.support import forked_project
 
 forked_project.import_all()
+imports_of = importlib.import_module("params.importing").directly_imported_files
+for package in forked_project.PACKAGES:
+    for file in (forked_project.ROOT / package).rglob("*.py"):
+        list(imports_of(file, forked_project.ROOT))  # a stage hashes what the code that decides the weights imports
 
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # as in conftest.py
 os.fsync = lambda _: None
