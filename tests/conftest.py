@@ -14,7 +14,9 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _MEMORY = Path("/dev/shm")
 if _MEMORY.exists() and min(psutil.virtual_memory().available, shutil.disk_usage(_MEMORY).free) > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+# What killed processes leave behind goes with a folder of its own; the files of failed tests stay.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
+    # after multiprocessing has deleted its own folder there
+    Finalize(None, shutil.rmtree, [tempfile.tempdir], {"ignore_errors": True}, exitpriority=-1000)
 
 # A script starts its background jobs with SIGINT ignored, and so would be all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def main(arguments: Sequence[str]) -> int:
         rendezvous_handler_registry.register(loopback.BACKEND, loopback.LoopbackRendezvous)
         parsed.rdzv_backend, parsed.rdzv_endpoint = loopback.BACKEND, f"{loopback.ADDRESS}:0"
     try:
-        launch_command(parsed)
+        with tempfile.TemporaryDirectory(prefix="evergreen-launcher-") as logs:  # torch does not delete its own
+            parsed.log_dir = parsed.log_dir or logs
+            launch_command(parsed)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         failures = tuple(RankFailure(rank=rank, pid=f.pid, exit_code=f.exitcode) for rank, f in by_time)

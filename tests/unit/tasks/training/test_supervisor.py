@@ -177,8 +177,10 @@ def fake(tmp_path, monkeypatch):
 
 
 class TestFailures:
-    def test_first_rank_to_fail_is_the_cause(self, fake):
+    def test_first_rank_to_fail_is_the_cause(self, fake, tmp_path, monkeypatch):
         fake.launcher = forked.python()
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
         code = "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
         code += "while not has_reported(1, b'DataError'): time.sleep(0.01)\n"
         code += "time.sleep(0.1); fail('ModelError', 'rank 0 failed')"
@@ -186,6 +188,8 @@ class TestFailures:
         assert type(error) is DataError
         assert error.what.startswith("rank 1 failed (rank 1, process ")
         assert (error.where, error.fix) == ("here", "fix it")
+        logs = ("torchelastic_", "evergreen-launcher-")
+        assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith(logs)]
 
     def test_killed_rank_ends_ranks_that_ignore_sigterm(self, fake, capfd):
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
