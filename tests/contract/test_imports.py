@@ -80,3 +80,12 @@ def test_each_data_stage_imports_only_what_it_needs(tmp_path: Path) -> None:
         imported[stage] = set(out.splitlines()[-1].split())
     found = {stage: sorted(imported[stage] & set(names)) for stage, names in NOT_IMPORTED.items()}
     assert found == {stage: [] for stage in NOT_IMPORTED}
+
+
+@pytest.mark.slow  # what it guards is a tenth of the start of a process
+def test_a_network_is_imported_without_scipy() -> None:
+    code = "import sys; sys.modules.update(peft=None, torchao=None); from trainer.runtime import memory; "
+    code += "memory.import_network_code(); import transformers.models.llama.modeling_llama; "
+    code += "print('scipy.optimize' in sys.modules); import scipy.optimize; print(scipy.optimize.brentq(lambda x: x, -1, 1))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "0.0"]

@@ -62,6 +62,16 @@ def defer_import(module: str) -> None:
     setattr(sys.modules[package], name, deferred)
 
 
+def keep_transformers_from_scipy() -> None:
+    """Let transformers believe that scipy is not installed: its losses of object detection, which come with each network, would import it.
+
+    That takes an eighth of the import of a network's code. Other code imports scipy as before.
+    """
+    from transformers import utils
+
+    vars(utils)["is_scipy_available"] = lambda: False
+
+
 def hide_unused_packages(run: Any) -> None:
     """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = find_named_source_files(run.model_dump(mode="json", exclude={"data"}))
