@@ -71,13 +71,11 @@ def run(
         nothing_new.add_run_to_server(url, artifacts, outcomes, parameters) if url else is_own_server_needed()
     ):
         artifacts.succeeded.touch()
+        if branch:  # an earlier run may not be recorded yet
+            with keep_outside_of_clone(artifacts, branch), hold_recipe_lock(artifacts, log):
+                recording.record_run_on_branch(artifacts, branch, log, outcomes)
     else:  # also if a profile of Prefect's names the server
         outcomes = _run_flow(artifacts, publish=not no_publish, force=force, record=branch)
-        branch = None
-    if branch:
-        # An earlier run may not be recorded yet.
-        with keep_outside_of_clone(artifacts, branch), hold_recipe_lock(artifacts, log):
-            recording.record_run_on_branch(artifacts, branch, log, outcomes)
     print(format_run_summary(artifacts, outcomes))
 
 
@@ -89,22 +87,19 @@ def _run_flow(artifacts: Artifacts, **parameters: Any) -> Any:
     signs_of_life.note("run: waits for the Prefect server")
     server = None if os.environ.get("PREFECT_API_URL") else OwnPrefectServer(artifacts.server_log)
     with contextlib.ExitStack() as opened:
-        if not server:  # beside one that starts, it would import libraries too soon
-            opened.enter_context(fork_modules())
-        if server and not is_own_server_needed():  # to ask takes a second, in which the server starts
-            server.stop()
-            server = None
-        if server:
+        if server and is_own_server_needed():  # to ask takes a second, in which the server starts
             _import_flow()
+            opened.enter_context(fork_modules())  # sooner, its imports would delay those of the server
+            opened.enter_context(server.used())
         else:
+            if server:
+                server.stop()
+            opened.enter_context(fork_modules())
             from flows.server.configured import open_configured_server_client
 
             # Without this, a flow would end with an error of Prefect's that says less.
             with open_configured_server_client() as client:
                 client.api_version()
-        opened.enter_context(fork_modules())
-        if server:
-            opened.enter_context(server.used())
         opened.enter_context(signs_of_life.show_child_progress(artifacts.scratch / "progress"))
         from flows.retrain import retrain
         from flows.run.stops import turn_user_stop_into_error

@@ -155,8 +155,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
     for split, table in rows.items():
         pq.write_table(table, root / "data" / f"{split}.parquet")
     artifacts, seconds = Artifacts("rehearsal", root), {}
-    clock = {"path": str(root / _CLOCK), "evaluates_first": to_release}
-    small = _small(recipe, root, list(rows), steps, clock)
+    small = _small(recipe, root, list(rows), steps)
     for stage in STAGES if to_release else _UP_TO_TRAIN:
         if stage == "train":  # packing may leave too few sequences for a global batch
             sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
@@ -183,7 +182,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
     )
 
 
-def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int, clock: Mapping[str, Any]) -> Recipe:
+def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Recipe:
     """Return the recipe of a rehearsal: its rows, its steps, and a Hub of its own; nothing else is another one."""
     content: dict[str, Any] = recipe.model_dump(mode="json")
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
@@ -196,9 +195,8 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int, clock:
             expectation["on_failure"] = "report"
     content["training"] |= {"epochs": None, "max_steps": steps, "eval_steps": steps, "save_steps": steps}
     content["training"] |= {"save_minutes": None, "early_stopping_patience": None, "resume": "never"}
-    content["training"]["callbacks"].append(
-        {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": clock}
-    )
+    clock = {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": {"path": str(root / _CLOCK)}}
+    content["training"]["callbacks"].append(clock)
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
     content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
@@ -238,7 +236,7 @@ def _estimate(
     models = 1 + recipe.evaluation.compare_untrained + has_champion
     more_rows = max(0.0, sum(total.values()) / usual.rows - 1)  # the first pass also imports what a stage needs
     seconds = {stage: hardest.seconds[stage] + usual.seconds[stage] * more_rows for stage in _UP_TO_TRAIN[:-1]}
-    start_s = usual.seconds["train"] - sum(clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
+    start_s = usual.seconds["train"] - sum(clock.steps_s) - usual.report.splits["validation"].sequences / speed
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]

@@ -164,7 +164,7 @@ def put(project, name: str, **changes: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("topics", marks=pytest.mark.slow), "similarity", "first_relevant"])
 def test_other_labels_texts_and_metrics_are_judged_and_published(name, tmp_path, monkeypatch, capsys) -> None:
     """As below, in this process and without a training; what is learned is the same loss."""
     case, chance = CASES[name], random.Random(5)

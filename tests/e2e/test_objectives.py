@@ -534,9 +534,8 @@ def trace(project: Project, name: str, row: int) -> str:
     return project.run("python", "-m", "tasks", "trace", f"params/{name}.yaml", "--row", str(row))
 
 
-@pytest.mark.parametrize(  # tests/e2e/test_published_models.py publishes the others in short
-    "name", [name if name == "topics" else pytest.param(name, marks=pytest.mark.slow) for name in JOURNEYS]
-)
+@pytest.mark.slow  # tests/e2e/test_published_models.py publishes them in short, and the tutorial is such a journey
+@pytest.mark.parametrize("name", JOURNEYS)
 def test_from_rows_to_a_published_model(project: Project, name: str) -> None:
     journey = JOURNEYS[name]
     recipe = project.recipe(name, {"data.source.train": project.rows(name, journey.rows), **journey.changes})

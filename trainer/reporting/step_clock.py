@@ -28,15 +28,15 @@ class ProcessMeasurements:
 
 
 class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Writes what the steps of a training take to a file; can leave out the evaluation before the first step."""
+    """Writes what the steps of a training take to a file. The evaluation before the first step is left out: another one follows."""
 
-    def __init__(self, path: str, *, evaluates_first: bool = True) -> None:
-        self._path, self._evaluates_first = Path(path), evaluates_first
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
         self._start = self._start_cpu = 0.0
         self._took = ProcessMeasurements()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        args.eval_on_start = args.eval_on_start and self._evaluates_first
+        args.eval_on_start = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start, self._start_cpu = time.monotonic(), time.process_time()

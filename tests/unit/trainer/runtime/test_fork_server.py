@@ -245,7 +245,7 @@ SHARDS = """
 import os, sys, time
 from tasks.shards import executor
 def imported(number):
-    time.sleep(0.1)
+    time.sleep(0.3)
     return number * number, os.getpid(), "colorsys" in sys.modules
 def main():
     executor.start_fork_server(["json"])
