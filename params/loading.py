@@ -62,7 +62,7 @@ class Document:
 
     path: Path
     content: dict[str, Any]
-    text: str
+    tree: CommentedMap
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -71,7 +71,8 @@ class Document:
 
     def line(self, key: Key) -> int:
         """Return the line of `key`, or of its closest parent in the file. The first line is 1."""
-        node, line = _load_with_lines(self.text), 0
+        node: object = self.tree
+        line = 0
         for part in key:
             if not isinstance(node, CommentedMap | CommentedSeq):
                 break
@@ -149,8 +150,7 @@ def read_yaml_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
         content = YAML(typ="safe").load(text)  # stricter than YAML(): it knows no tags
         _check_size(content)
-        if "<<" in text:
-            YAML().load(text)  # refuses a mapping that merges itself
+        tree = _load_with_lines(text)
     except (FileNotFoundError, IsADirectoryError):
         raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -164,18 +164,14 @@ def read_yaml_document(path: Path) -> Document:
             "fix the syntax; a key may occur once in a mapping, no mapping merges itself, and unusual texts need quotes"
         )
         raise RecipeError(where, what, fix) from error
-    if not isinstance(content, dict):
+    if not isinstance(tree, CommentedMap):
         raise RecipeError(str(path), "holds no recipe", "write a YAML mapping; params/default.yaml is an example")
-    return Document(path, content, text)
+    return Document(path, content, tree)
 
 
 @functools.lru_cache(maxsize=32)
-def _load_with_lines(text: str) -> object:
-    """Return the content with the line of every key; it takes six times as long, and only problems have lines."""
-    try:
-        return YAML().load(text)
-    except Exception:  # noqa: BLE001 - it refuses what `YAML(typ="safe")` can read
-        return None
+def _load_with_lines(text: str) -> Any:
+    return YAML().load(text)
 
 
 def _check_size(content: object) -> None:

@@ -153,8 +153,8 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
     watched = [[(root / place).resolve() for place in places] for places in stages if places]
     if not item or not watched:
         return
-    if objective := sections.get("objective", {}).get("name"):
-        own = _OBJECTIVES / f"{objective}.py"
+    own = _OBJECTIVES / f"{sections.get('objective', {}).get('name')}.py"
+    if (_PROJECT / own).exists():  # else there is no such objective, which is said elsewhere
         for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
             place = path.relative_to(_PROJECT)
             if not place.is_relative_to(_OBJECTIVES):  # earlier stages do not watch the code that the recipe names

@@ -68,14 +68,14 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         InputsChangedError: the code is not what it was when the job was planned.
     """
     job.check_code()
-    from trainer.runtime.imports import hide_unused_packages, keep_transformers_from_scipy
+    from trainer.runtime.imports import hide_unused_packages, import_losses_without_scipy
     from trainer.runtime.memory import import_without_gc, keep_freed_memory
 
     if job.keep_freed_memory:
         keep_freed_memory()
     hide_unused_packages(job)  # before transformers is imported
     with import_without_gc():
-        keep_transformers_from_scipy()
+        import_losses_without_scipy()
         from transformers import TrainerState
 
         from trainer.build import build_trainer

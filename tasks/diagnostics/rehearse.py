@@ -41,6 +41,7 @@ from trainer.checkpoints.resume import prepare_resume
 from trainer.environment import environment_variable
 from trainer.job import Job
 from trainer.loop.batch import interval_steps, total_steps
+from trainer.reporting import signs_of_life
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -155,7 +156,8 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
     for split, table in rows.items():
         pq.write_table(table, root / "data" / f"{split}.parquet")
     artifacts, seconds = Artifacts("rehearsal", root), {}
-    small = _small(recipe, root, list(rows), steps)
+    clock = {"path": str(root / _CLOCK), "evaluates_first": to_release}
+    small = _small(recipe, root, list(rows), steps, clock)
     for stage in STAGES if to_release else _UP_TO_TRAIN:
         if stage == "train":  # packing may leave too few sequences for a global batch
             sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
@@ -164,6 +166,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
             small = small.model_copy(update={"training": small.training.model_copy(update={"global_batch_size": size})})
         write_complete_recipe(small, artifacts.recipe_path)
         logger.info("rehearse: %s: %s", what, stage)
+        signs_of_life.note(f"rehearse: {what}: {stage}")
         start = time.monotonic()
         if stage == "train" and not to_release:
             job = Job.of(small, artifacts)
@@ -182,7 +185,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
     )
 
 
-def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Recipe:
+def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int, clock: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a rehearsal: its rows, its steps, and a Hub of its own; nothing else is another one."""
     content: dict[str, Any] = recipe.model_dump(mode="json")
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
@@ -195,8 +198,9 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
             expectation["on_failure"] = "report"
     content["training"] |= {"epochs": None, "max_steps": steps, "eval_steps": steps, "save_steps": steps}
     content["training"] |= {"save_minutes": None, "early_stopping_patience": None, "resume": "never"}
-    clock = {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": {"path": str(root / _CLOCK)}}
-    content["training"]["callbacks"].append(clock)
+    content["training"]["callbacks"].append(
+        {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": clock}
+    )
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
     content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
@@ -207,15 +211,17 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
 
 @contextlib.contextmanager
 def _own_hub() -> Iterator[None]:
-    """Let `local` mean the Hub in the rehearsal's folder; what the stage says of a release there is not shown."""
-    said = logging.getLogger("tasks.publishing")
-    level = said.level
-    said.setLevel(logging.WARNING)
+    """Let `local` mean the Hub in the rehearsal's folder; what a stage says of a model of few steps, or of a release there, is not shown."""
+    loggers = [logging.getLogger(name) for name in ("tasks.evaluation", "tasks.publishing")]
+    levels = [one.level for one in loggers]
     try:
+        for one in loggers:
+            one.setLevel(logging.WARNING)
         with environment_variable("HF_ENDPOINT", None):
             yield
     finally:
-        said.setLevel(level)
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)
 
 
 def _estimate(
@@ -236,7 +242,7 @@ def _estimate(
     models = 1 + recipe.evaluation.compare_untrained + has_champion
     more_rows = max(0.0, sum(total.values()) / usual.rows - 1)  # the first pass also imports what a stage needs
     seconds = {stage: hardest.seconds[stage] + usual.seconds[stage] * more_rows for stage in _UP_TO_TRAIN[:-1]}
-    start_s = usual.seconds["train"] - sum(clock.steps_s) - usual.report.splits["validation"].sequences / speed
+    start_s = usual.seconds["train"] - sum(clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
@@ -250,7 +256,7 @@ def _estimate(
     return [
         f"time: about {format_duration(all_s)} ({by_stage}; {steps:,} steps){alone}",
         f"the time follows from {len(usual.steps_s)} steps of {format_duration(step_s)} and evaluations of {speed:,.0f} rows/s",
-        f"memory: {memory} for each training process, with the longest rows",
+        f"memory: {memory} for each training process, with the longest rows; a whole training may need a third more",
         f"disk: {disk:.1f} GiB for checkpoints",
         *([_ADVICE] if is_busy and "OMP_WAIT_POLICY" not in os.environ else []),
     ]

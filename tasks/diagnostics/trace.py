@@ -100,7 +100,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
 def _raw_row(artifacts: Artifacts, row_id: int, kinds: Mapping[str, ColumnKind]) -> tuple[str, dict[str, Any]]:
     """Return the split and the columns of a row, as an objective reads them."""
     if not artifacts.raw.exists():
-        raise DataError(str(artifacts.raw), "there is no raw data", "run `evergreen ingest` for this recipe first")
+        raise DataError(str(artifacts.raw), "there is no raw data", f"run `evergreen ingest {artifacts.recipe}` first")
     splits = {split: SplitRows(artifacts.raw / split).reading(kinds) for split in SPLITS}
     for split, rows in splits.items():
         for row in rows.pick([row_id]):

@@ -26,7 +26,6 @@ import psutil
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
-from tasks.training.processes import trainings_are_forked
 from tasks.training.supervisor import supervise_training
 from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import newest_checkpoint_step
@@ -96,8 +95,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     uninterrupted, killed, repeated = (
         _job(recipe, artifacts, folder / name, planned) for name in ("uninterrupted", "killed", "uninterrupted-again")
     )
-    lock = hold_file_lock(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}")
-    with lock, trainings_are_forked(recipe.launch):
+    with hold_file_lock(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:
             at_end.callback(shutil.rmtree, folder, ignore_errors=True)

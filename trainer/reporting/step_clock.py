@@ -28,15 +28,15 @@ class ProcessMeasurements:
 
 
 class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Writes what the steps of a training take to a file. The evaluation before the first step is left out: another one follows."""
+    """Writes what the steps of a training take to a file; can leave out the evaluation before the first step."""
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str, *, evaluates_first: bool = True) -> None:
+        self._path, self._evaluates_first = Path(path), evaluates_first
         self._start = self._start_cpu = 0.0
         self._took = ProcessMeasurements()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        args.eval_on_start = False
+        args.eval_on_start = args.eval_on_start and self._evaluates_first
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start, self._start_cpu = time.monotonic(), time.process_time()

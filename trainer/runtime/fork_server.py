@@ -295,10 +295,6 @@ def _import(module: str) -> None:
 
     with contextlib.suppress(Exception), import_without_gc():  # the fork that needs it says what is wrong
         importlib.import_module(module)
-        if module == "transformers":
-            from trainer.runtime.imports import keep_transformers_from_scipy
-
-            keep_transformers_from_scipy()
     for name in [name for name in sys.modules if name.partition(".")[0] in _PROJECT]:
         del sys.modules[name]
 

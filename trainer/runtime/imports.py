@@ -7,6 +7,7 @@ each process seconds at its start, and lines in its log, for adapters and optimi
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
@@ -62,14 +63,20 @@ def defer_import(module: str) -> None:
     setattr(sys.modules[package], name, deferred)
 
 
-def keep_transformers_from_scipy() -> None:
-    """Let transformers believe that scipy is not installed: its losses of object detection, which come with each network, would import it.
+def import_losses_without_scipy() -> None:
+    """Import the losses of transformers, which come with the code of each network; those of object detection would import scipy.
 
-    That takes an eighth of the import of a network's code. Other code imports scipy as before.
+    That takes an eighth of the import of a network's code. For all other code, scipy is installed.
     """
     from transformers import utils
 
-    vars(utils)["is_scipy_available"] = lambda: False
+    names = vars(utils)
+    is_scipy_available = names["is_scipy_available"]
+    names["is_scipy_available"] = lambda: False
+    try:
+        importlib.import_module("transformers.loss.loss_utils")
+    finally:
+        names["is_scipy_available"] = is_scipy_available
 
 
 def hide_unused_packages(run: Any) -> None:

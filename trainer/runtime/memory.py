@@ -67,8 +67,9 @@ def import_network_code() -> None:
     transformers would import it with the first model, and each search for what that model leaves would look through it.
     """
     if (code := "transformers.generation.utils") not in sys.modules:
-        from trainer.runtime.imports import keep_transformers_from_scipy
+        from trainer.runtime.imports import import_losses_without_scipy
 
         with import_without_gc():
-            keep_transformers_from_scipy()
+            import_losses_without_scipy()
             importlib.import_module(code)
+        importlib.import_module("transformers.utils.logging").disable_progress_bar()  # of weights that are loaded

@@ -30,7 +30,7 @@ from trainer.objectives.bases.marks import (
     mark_answers,
     marked_spans,
 )
-from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned, read_turns
+from trainer.objectives.bases.messages import Turns, describe_empty_answer, describe_lost_call, is_learned, read_turns
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
@@ -116,10 +116,10 @@ class ConversationTokenizer:
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
         try:
-            [*self._sequences([turns := self.read(messages)])]
+            (found,) = self._sequences([turns := self.read(messages)])
         except _ERRORS as error:
             return str(error)
-        return describe_empty_answer(turns)
+        return describe_empty_answer(turns) or describe_lost_call(turns, "".join(one.text for one in found))
 
     def tokenize(self, conversations: Sequence[Turns]) -> list[list[tuple[list[int], list[int]]]]:
         """Return the tokens of each conversation, as `read` returns them, and its labels: the assistant's tokens, the end of each turn included.

@@ -94,3 +94,14 @@ def describe_empty_answer(turns: Turns) -> str | None:
     """Return which answer of a conversation says nothing, or None."""
     said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
     return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)
+
+
+def describe_lost_call(turns: Turns, text: str) -> str | None:
+    """Return which message calls a tool that the text of the conversation does not name, or None."""
+    for i, turn in enumerate(turns):
+        for call in turn.get("tool_calls") or ():
+            function = call.get("function", call) if isinstance(call, Mapping) else {}
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if isinstance(name, str) and name not in text:
+                return f"message {i} calls the tool {name!r:.60}, which the chat template does not write"
+    return None

@@ -74,7 +74,7 @@ def passed(*, rows: int, train_s: float, steps_s: list[float], cpu_s: float) -> 
         steps_s=steps_s,
         steps_cpu_s=[cpu_s] * len(steps_s),
         threads=2,
-        eval_rows_per_s=[50.0],
+        eval_rows_per_s=[1.0, 50.0],
         memory_bytes=2**30,
         gpu_memory_bytes=0,
     )
@@ -87,7 +87,7 @@ def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
     usual = passed(rows=200, train_s=30.0, steps_s=[9.0, 9.0, 0.5, 1.5], cpu_s=1.0)
     hardest = passed(rows=50, train_s=9.0, steps_s=[9.0, 9.0], cpu_s=9.0)
     rows = {"train": rows_of(["a"] * 2000)}
-    start_s = 30.0 - 20.0 - 100 / 50.0
+    start_s = 30.0 - 20.0 - 2 * 100 / 50.0
     train_s = start_s + 100 * 1.0 + 5 * 100 / 50.0
     assert usual.slowdown == pytest.approx(2.0)
     time, basis, *_ = rehearse._estimate(recipe, rows, usual, hardest, has_champion=True)
