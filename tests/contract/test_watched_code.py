@@ -105,6 +105,11 @@ def unwatched(**changes: str) -> list[str]:
     return [f"{section}: {what}; {fix}" for section, what, fix in find_unwatched_code(Artifacts("mine"), recipe)]
 
 
+def test_an_objective_that_there_is_not_is_not_missed_in_recipes_yaml(project: Path) -> None:
+    recipe = load(Path("params/mine.yaml")).model_dump(mode="json")
+    assert [*find_unwatched_code(Artifacts("mine"), recipe | {"objective": {"name": "mime"}})] == []
+
+
 def test_item_that_leaves_code_out_is_named(project: Path) -> None:
     assert unwatched() == []
     own = unwatched(objective="trainer/objectives/mine.py")

@@ -45,6 +45,9 @@ def test_what_would_fail_at_the_end_fails_now(project: Project) -> None:
     assert "out of luck" in out
     assert "rehearse: usual rows: evaluate" in out
     assert out.count("validation at step 0:") == 1, "the longest rows are scored once, with the memory of a training"
+    assert "evaluate: " not in out.partition("rehearse: usual rows: evaluate")[2], (
+        "it would speak of a model of few steps"
+    )
     assert traces(project) == []
 
 

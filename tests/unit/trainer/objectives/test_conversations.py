@@ -309,6 +309,22 @@ def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
 
 
+@pytest.mark.parametrize("form", [lambda call: call, lambda call: {"type": "function", "function": call}])
+@pytest.mark.parametrize("said", ["", "Let me see."])
+def test_a_call_of_a_tool_that_the_template_does_not_write_is_set_aside(form, said):
+    writes = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}<e>{% endfor %}"
+    loses = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
+    call = {"role": "assistant", "content": said, "tool_calls": [form({"name": "add", "arguments": {"value": 1}})]}
+    turns = [PLAIN[0], call, {"role": "tool", "content": "2"}, PLAIN[1]]
+    reasons = []
+    for template in (writes, loses):
+        sft = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk", chat_template=template))
+        sft.prepare_tokenizer(byte_level())
+        reasons.append(sft.reject_reason({"talk": turns}))
+        assert sft.reject_reason({"talk": PLAIN}) is None
+    assert reasons == [None, "message 1 calls the tool 'add', which the chat template does not write"]
+
+
 @pytest.mark.parametrize(
     ("messages", "read"),
     [
