@@ -249,9 +249,7 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     step, objective = max(1, len(quality.usable) // _MEASURED_ROWS), encoder.objective
     rows = quality.usable[::step]
     of_rows = list(_encoded(rows, encoder))
-    refused = {
-        id(row): why for row, own in zip(rows, of_rows, strict=True) if not own and (why := _refusal(row, encoder))
-    }
+    refused = {id(row): why for row, own in zip(rows, of_rows, strict=True) if (why := _refusal(row, own, encoder))}
     if refused:
         quality = quality.without(refused, step)
     if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
@@ -268,13 +266,15 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     return quality, [max(map(objective.length, examples)) for examples in encoded], targets
 
 
-def _refusal(row: Row, encoder: RowEncoder) -> str | None:
-    """Return why a row cannot be encoded; None if it merely has no token to learn."""
+def _refusal(row: Row, examples: Sequence[Example], encoder: RowEncoder) -> str | None:
+    """Return why a row is set aside or cannot be encoded; None if it merely has no token to learn."""
     try:
-        encoder.encode([{**row, "row_id": 0}])
+        why = objectives.why_row_unusable(encoder.objective, row)
+        if not why and not examples:
+            encoder.encode([{**row, "row_id": 0}])
     except DataError as error:
         return error.what
-    return None
+    return why
 
 
 def _can_train(

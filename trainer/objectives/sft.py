@@ -31,6 +31,7 @@ from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tok
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<|call|>{{ (call.function or call) | tojson }}{% endfor %}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )

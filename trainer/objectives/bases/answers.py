@@ -85,12 +85,14 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         if reason := super().reject_reason(row):
             return reason
         try:
-            parts = self.parts(row)
-            if self._conversations:
-                render_answers(parts, self._conversations)
+            prompt, *answers = self.parts(row)
+            if not (known := self._conversations):
+                return None
+            render_answers([prompt, *answers], known)
+            whole = (known.read([*prompt, *answer]) for answer in answers)
+            return next(filter(None, map(known.describe_unwritten, whole)), None)
         except ValueError as error:
             return str(error)
-        return None
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)

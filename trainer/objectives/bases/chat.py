@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate, chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -29,8 +28,10 @@ from trainer.objectives.bases.marks import (
     find_marks,
     mark_answers,
     marked_spans,
+    may_say_marks,
 )
-from trainer.objectives.bases.messages import Turns, describe_empty_answer, describe_lost_call, is_learned, read_turns
+from trainer.objectives.bases.message_reader import MessageReader
+from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
@@ -44,11 +45,8 @@ from trainer.objectives.bases.texts import (
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
+from trainer.objectives.bases.unwritten import describe_unwritten
 from trainer.objectives.bases.verbatim import writes_verbatim
-
-_PLAIN = {"role", "content"}
-_ERRORS = (ValueError, KeyError, TypeError)
-"""What rendering a conversation raises if the template has no place for it."""
 
 
 class _Rendering(NamedTuple):
@@ -78,36 +76,19 @@ class ConversationTokenizer:
         self._learns_answers_only = learns_answers_only
         self._frames: dict[tuple[str, ...], Frame | None] = {}
         template = conversation_template(tokenizer) or ""
-        marked = mark_answers(template)
-        self._marked = marked if marked != template else None
+        self._marked = mark_answers(template)
         self._captures = bool(CAPTURE.search(template))
         is_jinja = tokenizer.apply_chat_template.__module__ == "transformers.tokenization_utils_base"
         self._is_verbatim = is_jinja and writes_verbatim(template)
-        self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
+        self._end, self._end_id = tokenizer.eos_token, tokenizer.eos_token_id
+        self._reader = MessageReader(self._render, begin=tokenizer.bos_token, end=self._end)
         self._backend = backend_with_whole_offsets(tokenizer)
         self._token_bytes = count_bytes_of_tokens(tokenizer)
         self._spaces: dict[int, bool] = {}
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
-        """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
-        turns = read_turns(messages)
-        begin, end = self._begin, self._end
-        for i, turn in enumerate(turns):
-            content = turn["content"]
-            if i == 0 and begin and content.startswith(begin) and self._written.startswith(begin):
-                turn["content"] = content.removeprefix(begin)
-            is_ended = turn["role"] == "assistant" and content.rstrip().endswith(end)
-            if is_ended and self._written.rstrip().endswith(end):
-                turn["content"] = content.rstrip().removesuffix(end)
-        return turns
-
-    @cached_property
-    def _written(self) -> str:
-        """A small conversation; empty if the template refuses it."""
-        try:
-            return self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-        except _ERRORS:
-            return ""
+        """Return messages as the template takes them; ValueError if one cannot be read."""
+        return self._reader.read(messages)
 
     def settings(self) -> list[Any]:
         """Return what decides how conversations are rendered, as JSON."""
@@ -116,10 +97,16 @@ class ConversationTokenizer:
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
         try:
-            (found,) = self._sequences([turns := self.read(messages)])
-        except _ERRORS as error:
+            list(self._sequences([turns := self.read(messages)]))
+        except ValueError as error:
             return str(error)
-        return describe_empty_answer(turns) or describe_lost_call(turns, "".join(one.text for one in found))
+        return describe_empty_answer(turns) or self.describe_unwritten(turns)
+
+    def describe_unwritten(self, turns: Turns) -> str | None:
+        """Return what of a conversation the template does not write before any of its answers, nor in it; None if nothing is missing."""
+        if self._frame(turns):
+            return None
+        return describe_unwritten(turns, lambda own: "".join(one.text for one in next(self._sequences([own]))))
 
     def tokenize(self, conversations: Sequence[Turns]) -> list[list[tuple[list[int], list[int]]]]:
         """Return the tokens of each conversation, as `read` returns them, and its labels: the assistant's tokens, the end of each turn included.
@@ -183,7 +170,7 @@ class ConversationTokenizer:
 
     def _rendered(self, conversations: Sequence[Turns]) -> Iterator[list[_Rendering]]:
         texts = marked = self._apply(list(conversations), chat_template=self._marked)
-        if self._marked and (self._captures or any(map(_may_say_marks, chain.from_iterable(conversations)))):
+        if self._marked and (self._captures or any(map(may_say_marks, chain.from_iterable(conversations)))):
             texts = self._apply(list(conversations))
         elif self._marked:
             texts = [MARKS.sub("", own) for own in marked]
@@ -287,7 +274,7 @@ class ConversationTokenizer:
 
     def _frame(self, turns: Turns) -> Frame | None:
         """Return what the template writes around messages of these roles; None if that cannot be found."""
-        roles = tuple(turn["role"] for turn in turns if turn.keys() == _PLAIN)
+        roles = tuple(turn["role"] for turn in turns if turn.keys() == {"role", "content"})
         if len(roles) < len(turns):
             return None
         if roles not in self._frames:
@@ -300,7 +287,7 @@ class ConversationTokenizer:
             text = self._render(turns)
             marked = str(self._apply(turns, chat_template=self._marked)) if self._marked else text
             spans = self._rendered_spans(turns, text, marked)
-        except _ERRORS:
+        except ValueError:
             return None
         if spans is None or MARKS.search(text):
             return None
@@ -313,7 +300,7 @@ class ConversationTokenizer:
         """Return the text of a conversation, or those of several."""
         try:
             return self.tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        except TemplateError as error:
+        except (TemplateError, KeyError, TypeError) as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
 
@@ -343,7 +330,3 @@ class ConversationObjective(Objective[OptionsT]):
             given = self.conversation_tokenizer(tokenizer).read(given)
         generate_tokens_checking_prompt(ask, given, example, tokenizer)
         return {}
-
-
-def _may_say_marks(turn: Mapping[str, Any]) -> bool:
-    return turn.keys() != _PLAIN or any(MARKS.search(text) for text in turn.values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 START, STOP = "\ufdd0", "\ufdd1"
 """Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
@@ -15,10 +16,11 @@ CAPTURE = re.compile(r"\{%[-+]?\s*(macro|call|filter|set\b[^=]*%\})")
 """What keeps a text that a template writes, and may change it: with marks in it, it could become another one."""
 
 
-def mark_answers(template: str) -> str:
-    """Return a chat template that also writes marks around what it has in {% generation %}."""
+def mark_answers(template: str) -> str | None:
+    """Return a chat template that also writes marks around what it has in {% generation %}; None if it has nothing there."""
     marked = GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{START}' {'-' * (m[2][0] == '-')}}}}}", template)
-    return GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{STOP}' }}}}{{%{m[2]}", marked)
+    marked = GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{STOP}' }}}}{{%{m[2]}", marked)
+    return marked if marked != template else None
 
 
 def find_marks(text: str, marked: str) -> list[tuple[int, int]] | None:
@@ -42,3 +44,8 @@ def marked_spans(text: str, marked: str) -> list[tuple[int, int]]:
 def cut_at_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
     """Return the parts of a text by turns: what is before the first span, the span, what is before the next one, and so on."""
     return [text[start:stop] for start, stop in pairwise([0, *chain.from_iterable(spans), len(text)])]
+
+
+def may_say_marks(turn: Mapping[str, Any]) -> bool:
+    """Whether a message has a mark in what it says, or has more keys, which are not looked at."""
+    return turn.keys() != {"role", "content"} or any(MARKS.search(text) for text in turn.values())

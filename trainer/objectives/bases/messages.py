@@ -11,7 +11,6 @@ from typing import Any
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation, as `read_turns` returns it."""
-
 _SHAREGPT_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
@@ -94,14 +93,3 @@ def describe_empty_answer(turns: Turns) -> str | None:
     """Return which answer of a conversation says nothing, or None."""
     said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
     return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)
-
-
-def describe_lost_call(turns: Turns, text: str) -> str | None:
-    """Return which message calls a tool that the text of the conversation does not name, or None."""
-    for i, turn in enumerate(turns):
-        for call in turn.get("tool_calls") or ():
-            function = call.get("function", call) if isinstance(call, Mapping) else {}
-            name = function.get("name") if isinstance(function, Mapping) else None
-            if isinstance(name, str) and name not in text:
-                return f"message {i} calls the tool {name!r:.60}, which the chat template does not write"
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import string
@@ -309,20 +310,126 @@ def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
 
 
+WRITES_ALL = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.reasoning_content }}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{{ m.function_call | tojson if m.function_call }}"
+    "{{ eos_token if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+LOSES = {
+    "what message 0, of the system, says": ("{{ m.content }}", "{{ m.content if m.role != 'system' }}"),
+    "what message 2, of the assistant, says": ("{{ m.content }}", "{{ m.content if not m.tool_calls }}"),
+    "what message 3, of the tool, says": ("{{ m.content }}", "{{ m.content if m.role != 'tool' }}"),
+    "the reasoning_content of message 4": ("{{ m.reasoning_content }}", ""),
+    "the call of the tool 'add' in message 2": ("{{ c | tojson }}", ""),
+    "the argument 'value' in the call of the tool 'add' in message 2": (
+        "{{ c | tojson }}",
+        "{{ (c.function or c).name }}",
+    ),
+    "the call of the tool 'mul' in message 2": ("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
+    "the call of the tool 'sub' in message 4": ("{{ m.function_call | tojson if m.function_call }}", ""),
+}
+LONG = [
+    {"role": "system", "content": "Add, sub or mul one value."},
+    {"role": "user", "content": "add 1 and mul 2"},
+    {"role": "assistant", "content": "I add", "tool_calls": []},
+    {"role": "tool", "content": "2", "name": "add"},
+    {"role": "assistant", "content": "1", "reasoning_content": "add", "function_call": {"name": "sub"}},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "add"},
+]
+
+
+def with_calls(form, as_json):
+    arguments = [json.dumps(own) if as_json else own for own in ({"value": 1}, {"value": 2})]
+    calls = [form({"name": name, "arguments": own}) for name, own in zip(["add", "mul"], arguments, strict=True)]
+    return [*LONG[:2], LONG[2] | {"tool_calls": calls}, *LONG[3:]]
+
+
+def conversation_objectives(template):
+    """Each kind of objective that renders conversations, and a row of it from messages."""
+    chat_options = {"chat": True, "prompt_column": None}
+    kinds = {
+        "sft": (
+            {"messages_column": "talk", "chat_template": template},
+            lambda turns: {"talk": turns},
+        ),
+        "dpo": (
+            chat_options,
+            lambda turns: {"chosen": turns, "rejected": [*turns[:-1], {"role": "assistant", "content": "No"}]},
+        ),
+        "kto": (chat_options, lambda turns: {"completion": turns, "liked": True}),
+        "reward": (
+            chat_options,
+            lambda turns: {"chosen": turns, "rejected": [*turns[:-1], {"role": "assistant", "content": "No"}]},
+        ),
+    }
+    tokenizer = byte_level()
+    tokenizer.chat_template = template
+    for name, (options, row) in kinds.items():
+        objective = objectives.build_objective(ObjectiveChoice(name=name, **options))
+        objective.prepare_tokenizer(tokenizer)
+        yield name, objective, row
+
+
+@pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("form", [lambda call: call, lambda call: {"type": "function", "function": call}])
-@pytest.mark.parametrize("said", ["", "Let me see."])
-def test_a_call_of_a_tool_that_the_template_does_not_write_is_set_aside(form, said):
-    writes = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}<e>{% endfor %}"
-    loses = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
-    call = {"role": "assistant", "content": said, "tool_calls": [form({"name": "add", "arguments": {"value": 1}})]}
-    turns = [PLAIN[0], call, {"role": "tool", "content": "2"}, PLAIN[1]]
-    reasons = []
-    for template in (writes, loses):
-        sft = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk", chat_template=template))
-        sft.prepare_tokenizer(byte_level())
-        reasons.append(sft.reject_reason({"talk": turns}))
-        assert sft.reject_reason({"talk": PLAIN}) is None
-    assert reasons == [None, "message 1 calls the tool 'add', which the chat template does not write"]
+@pytest.mark.parametrize("lost", LOSES)
+def test_what_the_template_does_not_write_is_said(lost, form, as_json):
+    turns = with_calls(form, as_json)
+    loses = WRITES_ALL.replace(*LOSES[lost])
+    assert loses != WRITES_ALL
+    for template in (WRITES_ALL, loses):
+        for name, objective, row in conversation_objectives(template):
+            reason = objective.reject_reason(row(turns)) or ""
+            expected = "" if template == WRITES_ALL else f"the chat template does not write {lost}"
+            assert reason.partition(":")[0] == expected, name
+            assert objective.reject_reason(row(PLAIN)) is None, name
+
+
+@pytest.mark.parametrize("form", [lambda call: call, lambda call: {"type": "function", "function": call}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{{ (c.function or c).arguments | tojson }}",
+        "{ {%- for k, v in (c.function or c).arguments | items %}{{ k | tojson }}: {{ v }}{% endfor %}}",
+        "{{ '' + (c.function or c).arguments }}",
+    ],
+)
+def test_arguments_that_are_json_are_written_as_objects_are(arguments, form):
+    template = WRITES_ALL.replace("{{ c | tojson }}", f"{{{{ (c.function or c).name }}}} {arguments}")
+    for name, objective, row in conversation_objectives(template):
+        tokens = []
+        for as_json in (False, True):
+            given = row(with_calls(form, as_json)) | {"row_id": 0}
+            assert objective.reject_reason(given) is None
+            ((examples, _),) = objective.encode([given], objective._conversations.tokenizer, 10_000, {})
+            tokens.append(examples)
+        assert tokens[0] == tokens[1]
+        if name == "sft":
+            text = objective._conversations.tokenizer.decode(tokens[0][0]["input_ids"])
+            assert 'add {"value": 1}mul {"value": 2}' in text
+
+
+def test_arguments_that_are_no_object_stay_as_they_are():
+    for arguments in ("[1]", "{", '"a"', "9" * 5000, "[" * 100_000, 1):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": arguments}, "add"]}
+        for _, objective, _ in conversation_objectives(WRITES_ALL):
+            assert objective._conversations.read([PLAIN[0], call])[1] == call
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_template_of_a_new_recipe_writes_calls_of_tools(as_json):
+    advised = objectives.import_objective_class("sft").advice.options({"messages": "talk"}, has_template=False)
+    template = advised["chat_template"].value
+    turns = [*with_calls(lambda call: {"type": "function", "function": call}, as_json)[:4], PLAIN[1]]
+    objective = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk", chat_template=template))
+    tokenizer = byte_level()
+    objective.prepare_tokenizer(tokenizer)
+    assert objective.reject_reason({"talk": turns}) is None
+    ((examples, _),) = objective.encode([{"row_id": 0, "talk": turns}], tokenizer, 10_000, {})
+    learned = [tokenizer.decode([token for token in own["labels"] if token != -100]) for own in examples]
+    calls = ['{"name": "add", "arguments": {"value": 1}}', '{"name": "mul", "arguments": {"value": 2}}']
+    assert learned == [f"I add{''.join(f'<|call|>{call}' for call in calls)}<e>Yes<e>"]
 
 
 @pytest.mark.parametrize(
