@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -18,9 +18,8 @@ from tasks.ingestion.row_choice import SOURCE, RowChoice
 from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.shards.split_rows import schema_as_read, table_of_values
 from trainer import objectives
-from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.rows import ColumnKind, Row
 
-Row = dict[str, Any]
 _POOL: Final = 4096
 _READ_S: Final = 15.0
 """How long each split is read."""

@@ -46,7 +46,6 @@ from trainer.reporting.step_clock import ProcessMeasurements, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
-Row = dict[str, Any]
 _ROWS: Final = 1000
 _WARM_UP: Final = 2
 """Steps that are not timed: they also load kernels and fill caches."""
@@ -170,7 +169,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
         start = time.monotonic()
         if stage == "train" and not to_release:
             job = Job.of(small, artifacts)
-            supervise_training(job, partial(prepare_resume, job.folder, job.identity, "auto"))
+            supervise_training(job, partial(prepare_resume, job.folder, job.identity, small.training.resume))
         else:
             with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
                 stages.call_stage_function(stage, artifacts, small)

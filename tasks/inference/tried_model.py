@@ -28,7 +28,7 @@ from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_lim
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
-from trainer.runtime.imports import import_losses_without_scipy
+from trainer.runtime.memory import import_network_code
 from trainer.runtime.model_files import check_safe_to_load
 
 _MAX_LABELS: Final = 5
@@ -83,8 +83,7 @@ class AnsweringModel:
             ModelError: it has no weights, no tokenizer or no task that can be used here, or names files that are not its own.
         """
         check_safe_to_load(folder, where=where, adapter=True)
-        import_losses_without_scipy()
-        transformers.logging.disable_progress_bar()  # of the weights, which stands between the lines of `try`
+        import_network_code()
         record = None
         with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
             record = ReleaseRecord.of(folder)

@@ -28,6 +28,7 @@ from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
+from trainer.runtime.memory import import_network_code
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000
@@ -250,20 +251,19 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     rows = quality.usable[::step]
     of_rows = list(_encoded(rows, encoder))
     refused = {id(row): why for row, own in zip(rows, of_rows, strict=True) if (why := _refusal(row, own, encoder))}
-    if refused:
-        quality = quality.without(refused, step)
+    quality, remarks = quality.without(refused, step), [*quality.remarks]
+    of_rows = [[] if id(row) in refused else own for row, own in zip(rows, of_rows, strict=True)]
     if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
-        what = f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out"
-        quality = quality._replace(remarks=[*quality.remarks, what])
+        remarks.append(f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out")
     if not any(of_rows):
         why = next(iter(refused.values()), "none of their tokens has a loss")
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
     encoded = [examples for examples in of_rows if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
     if objective.renders_conversations() and (several := sum(len(examples) > 1 for examples in encoded)):
-        what = f"{several:,} of {len(rows):,} conversations are a sequence for each answer, as where templates drop earlier thoughts"
-        quality = quality._replace(remarks=[*quality.remarks, what])
-    return quality, [max(map(objective.length, examples)) for examples in encoded], targets
+        what = "are a sequence for each answer, as where templates drop earlier thoughts"
+        remarks.append(f"{several:,} of {len(rows):,} conversations {what}")
+    return quality._replace(remarks=remarks), [max(map(objective.length, examples)) for examples in encoded], targets
 
 
 def _refusal(row: Row, examples: Sequence[Example], encoder: RowEncoder) -> str | None:
@@ -284,7 +284,7 @@ def _can_train(
     from trainer.model.network import build_model_to_train
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news
-    transformers.logging.disable_progress_bar()
+    import_network_code()  # without bars of weights
     whole = Model.model_validate(strip_reasons({key: value for key, value in model.items() if key != "lora"}))
     network = build_model_to_train(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from trainer import objectives
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
+
+_SUCH_AS = "for example, "
 
 
 class SampleQuality(NamedTuple):
@@ -52,6 +54,7 @@ class SampleQuality(NamedTuple):
                 counts[reason] += step
                 examples.setdefault(reason, str(dict(row))[:120])
         usable = [row for row in self.usable if id(row) not in refused]
+        counts, examples = _group_reasons(counts, examples)
         return self._replace(usable=usable, unusable=counts, examples=examples)
 
     def notes(self) -> Iterator[str]:
@@ -59,6 +62,19 @@ class SampleQuality(NamedTuple):
         for reason, count in self.unusable.items():
             yield f"{count:,} of {self.rows:,} rows will be set aside: {reason}"
         yield from self.remarks
+
+
+def _group_reasons(counts: Counter[str], examples: Mapping[str, str]) -> tuple[Counter[str], dict[str, str]]:
+    """Return reasons that differ in numbers and quoted names as one, with the example of the most frequent of them."""
+    alike = defaultdict[str, Counter[str]](Counter)
+    for reason, count in counts.items():
+        alike[re.sub(r"'[^']*'|\d+", "", reason.removeprefix(_SUCH_AS))][reason] += count
+    grouped, kept = Counter[str](), dict[str, str]()
+    for own in alike.values():
+        ((first, _),) = own.most_common(1)
+        name = first if len(own) == 1 else _SUCH_AS + first.removeprefix(_SUCH_AS)
+        grouped[name], kept[name] = own.total(), examples[first]
+    return grouped, kept
 
 
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
@@ -79,6 +95,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
                 examples.setdefault(reason, f"{place}, {str(dict(row))[:120]}")
             else:
                 (train if split == "train" else held_out).append(row)
+    unusable, examples = _group_reasons(unusable, examples)
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")

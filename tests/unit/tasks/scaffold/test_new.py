@@ -484,6 +484,23 @@ def test_a_template_that_changes_what_was_said_is_named_and_the_advice_helps(
     make(data="data/rows.jsonl", model=str(model))
 
 
+def test_conversations_that_the_template_does_not_write_whole_are_counted(
+    project: Path, models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says it, whichever tools are called in which messages; the lengths are those of the other rows."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    call = {"role": "assistant", "content": "c" * 500, "tool_calls": [{"name": "add", "arguments": "{}"}]}
+    rows = [[*said, said[0], call] if i % 4 == 1 else [said[0], call] if i % 4 == 2 else said for i in range(80)]
+    write_json(project / "data/rows.jsonl", [{"messages": own} for own in rows])
+    model = shutil.copytree(models / "llama", tmp_path / "toolless")
+    (model / "chat_template.jinja").write_text(FORGETS)
+    make(data="data/rows.jsonl", model=str(model), max_quarantined=0.6)
+    recipe = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    assert recipe.count("will be set aside") == 1
+    assert "40 of 80 rows will be set aside: for example, the chat template does not write the call of the" in recipe
+    assert load(project / "params/topics.yaml").tokenization.max_length < 100
+
+
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 

@@ -48,6 +48,19 @@ def test_rows_that_validation_sets_aside_are_counted() -> None:
     assert found.set_aside_share == pytest.approx(3 / 99)
 
 
+def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
+    found = judged(rows(20))
+    said = ["the call of 'add' in message 1 is lost", "the call of 'mul' in message 3 is lost", "`text` is empty"]
+    refused = {id(row): said[i % 3] for i, row in enumerate(found.usable[:8])}
+    once = found.without(refused, 2)
+    alike = f"for example, {said[0]}"
+    assert once.unusable == {alike: 12, said[2]: 4}
+    assert once.examples[alike] == str(found.usable[0])
+    again = once.without({id(once.usable[0]): "the call of 'sub' in message 5 is lost"}, 1)
+    assert again.unusable == {alike: 13, said[2]: 4}
+    assert len(again.usable) == 11
+
+
 def test_rows_repeat_a_prompt_only_with_all_of_its_columns() -> None:
     columns = {"prompt": "{a}\n\n{b}", "completion": "c"}
     asked = [{"a": "do", "b": str(i % 10) if i % 2 else None, "c": f"it is {i}"} for i in range(20)]
