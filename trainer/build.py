@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import PrinterCallback
-from transformers.utils.logging import disable_progress_bar
 
 from params import DataError, ModelError
 from params.importing import import_by_name
@@ -44,7 +43,6 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         ModelError: the model cannot be built, or accelerate started another number of processes.
         DataError: there are fewer sequences than one global batch.
     """
-    disable_progress_bar()
     training = job.training
     objective = objectives.build_objective(job.objective)
     if found := find_training_conflicts(objective=objective, model=job.model, training=training, launch=job.launch):

@@ -156,13 +156,11 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
     """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
     if stage not in ("evaluate", "publish"):
         return None
-    from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
+    from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
 
-    is_up_to_date, reason = does_hub_match_receipt, "the Hub no longer holds what the receipt says"
-    if stage == "evaluate":
-        is_up_to_date, reason = is_blessing_current, "another model has been published since the comparison"
+    find_reason = why_blessing_is_outdated if stage == "evaluate" else why_receipt_is_outdated
     try:
-        return None if is_up_to_date(artifacts, load(artifacts.recipe_path).publish) else reason
+        return find_reason(artifacts, load(artifacts.recipe_path).publish)
     except EvergreenError as error:
         log.warning("%s@%s: could not ask the Hub: %s", stage, artifacts.recipe, error)
         return None

@@ -89,6 +89,7 @@ def load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrain
     """Return the model of an objective, or of a task; ModelError if it cannot be loaded, or lacks weights."""
     model_class = getattr(transformers, TASKS[of].auto_class) if isinstance(of, str) else of.model_class()
     network: PreTrainedModel
+    transformers.logging.disable_progress_bar()
     with load_errors(where):
         if is_adapter_folder(folder):
             return load_trained_model(folder, model_class)

@@ -112,7 +112,7 @@ class FileSource:
             if (self._folder / pattern).is_dir():
                 fix = f"write a pattern that matches files, for example `{pattern}/*.parquet`"
                 raise DataError.at(key, f"{pattern}: is a folder", fix)
-            what = f"{pattern}: no file matches in {self._place}"
+            what = f"{pattern}: no file matches" + ("" if Path(pattern).is_absolute() else f" in {self._place}")
             raise DataError.at(key, what, "check the path; `**` stands for any number of folders")
         for name in names:
             if not is_utf8_encodable(name):

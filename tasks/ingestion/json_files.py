@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +23,7 @@ PLACE_ROWS = 512
 """Rows from one place to the next, about."""
 _BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
+_LINES_OF_A_TEXT = 1000
 _SPACES = re.compile(r"\s*")
 
 
@@ -69,11 +72,29 @@ def read_json_lines(file: IO[bytes], path: Path, name: str, begin: TextFilePosit
         try:
             row = _DECODER.decode(line)
         except (ValueError, RecursionError) as error:
+            if _is_cut_off(line, error, file):
+                raise DataError(
+                    where, "malformed JSON: the line ends within a text", "complete it, or remove it"
+                ) from error
             raise _malformed(where, str(error), path, "write one JSON object per line") from error
         if not isinstance(row, dict):
             kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
             raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
         yield where, row
+
+
+def _is_cut_off(line: str, error: Exception, rest: Iterable[bytes]) -> bool:
+    """Whether a line ends within a text that does not go on in the next lines, as it does where somebody wrote its line breaks as they are."""
+    whole = line.rstrip("\r\n")
+    says = str(error)
+    if not says.startswith(("Unterminated string", f"Invalid control character at: line 1 column {len(whole) + 1} ")):
+        return False
+    for raw in islice(rest, _LINES_OF_A_TEXT):
+        whole += raw.decode(errors="replace")
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(whole, strict=False)
+            return False
+    return True
 
 
 def read_json_items(file: io.BufferedReader, path: Path, name: str) -> AddressedRows:

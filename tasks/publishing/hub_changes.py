@@ -13,30 +13,33 @@ from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
 
 
-def does_hub_match_receipt(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the Hub still holds what the receipt says."""
+def why_receipt_is_outdated(artifacts: Artifacts, publish: Publish) -> str | None:
+    """Return what speaks against the receipt: a dry run, another repository, or a Hub that holds something else; None if nothing does."""
     receipt = read_report(artifacts, Receipt)
     if receipt.status == "dry-run":
-        return publish.dry_run
+        return None if publish.dry_run else "the last release was a dry run, such as that of an experiment"
     if (receipt.endpoint, receipt.repo_id) != (resolve_hub_endpoint(publish.endpoint), publish.repo_id):
-        return False
+        return f"the last release went to {receipt.repo_id} on the Hub {receipt.endpoint}"
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         if receipt.commit is not None:
-            return repository.holds(receipt.commit)
-        assert receipt.pull_request is not None, receipt
-        status = fetch_pull_request_status(repository, receipt.pull_request)
-        return status in WAITING if receipt.status == "proposed" else status == "closed"
+            is_held = repository.holds(receipt.commit)
+        else:
+            assert receipt.pull_request is not None, receipt
+            status = fetch_pull_request_status(repository, receipt.pull_request)
+            is_held = status in WAITING if receipt.status == "proposed" else status == "closed"
+    return None if is_held else "the Hub no longer holds what the receipt says"
 
 
-def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself."""
+def why_blessing_is_outdated(artifacts: Artifacts, publish: Publish) -> str | None:
+    """Return why the blessing is not about what the Hub holds now: neither the same champion, nor the blessed model itself."""
     blessing = read_report(artifacts, Blessing)
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         head = repository.head()
     compared = blessing.champion and (blessing.champion.endpoint, blessing.champion.weights)
-    if head is None:
-        return compared is None
-    return blessing.is_in_release(head.weights) or compared == (resolve_hub_endpoint(publish.endpoint), head.weights)
+    now = head and (resolve_hub_endpoint(publish.endpoint), head.weights)
+    if compared == now or (head and blessing.is_in_release(head.weights)):
+        return None
+    return "another model has been published since the comparison"
 
 
 def describe_later_release(artifacts: Artifacts) -> str | None:

@@ -28,7 +28,6 @@ from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
-from trainer.runtime.memory import import_network_code
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000
@@ -284,7 +283,6 @@ def _can_train(
     from trainer.model.network import build_model_to_train
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news
-    import_network_code()  # without bars of weights
     whole = Model.model_validate(strip_reasons({key: value for key, value in model.items() if key != "lora"}))
     network = build_model_to_train(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
     try:

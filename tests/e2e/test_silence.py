@@ -72,6 +72,7 @@ def test_no_command_is_silent_for_long(project: Project, on_terminal: bool) -> N
         found = heard(project, *command, on_terminal=on_terminal)
         assert found.status == 0, (name, found.lines)
         assert found.silences[0][0] < limit_s, (name, found.silences[:3])
+        assert not any("Loading weights" in line for line in found.lines), (name, "a bar of transformers")
 
 
 @pytest.mark.slow

@@ -296,6 +296,7 @@ def _load(
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
+    transformers.logging.disable_progress_bar()
     try:
         theirs.addFilter(_is_no_table_of_weights)
         revision = check_safe_to_load(path, revision)

@@ -72,4 +72,3 @@ def import_network_code() -> None:
         with import_without_gc():
             import_losses_without_scipy()
             importlib.import_module(code)
-    importlib.import_module("transformers.utils.logging").disable_progress_bar()  # of weights that are loaded

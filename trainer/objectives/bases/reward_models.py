@@ -232,6 +232,7 @@ def _load(path: str, revision: str | None) -> _Loaded:
     from safetensors import SafetensorError
 
     _, tokenizer = _read_settings(path, revision)
+    transformers.logging.disable_progress_bar()
     try:
         pinned = check_safe_to_load(path, revision) or "main"
         network, info = transformers.AutoModelForSequenceClassification.from_pretrained(

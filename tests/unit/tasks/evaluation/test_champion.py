@@ -21,7 +21,7 @@ from tasks.evaluation.release_events import read_release_events
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
+from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
 from tasks.releases import rollback
 from tasks.report.page import write_run_report_page
 from tasks.shards.split_rows import SplitRows
@@ -91,7 +91,7 @@ def test_first_release_must_beat_the_untrained_model(released):
     assert receipt.reasons == (first, better)
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
-    assert is_blessing_current(artifacts, recipe.publish)
+    assert why_blessing_is_outdated(artifacts, recipe.publish) is None
 
 
 def test_first_release_no_better_than_untrained_is_refused(tmp_path):
@@ -114,7 +114,7 @@ def test_same_weights_are_not_published_twice(project):
     assert (receipt.status, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
     assert receipt.reasons == ("the published model has the same weights: there is nothing to publish",)
     assert published(artifacts).commit == first.commit
-    assert does_hub_match_receipt(artifacts, recipe.publish)
+    assert why_receipt_is_outdated(artifacts, recipe.publish) is None
 
 
 def test_worse_model_keeps_the_champion(project):
@@ -153,7 +153,7 @@ def test_better_model_replaces_the_champion(project, tmp_path):
     assert found.commit != first.commit
     inside = file_of(artifacts, found.commit, "evergreen-release.json", tmp_path)
     assert inside["made_from"]["replaces"] == first.commit
-    assert is_blessing_current(artifacts, recipe.publish)
+    assert why_blessing_is_outdated(artifacts, recipe.publish) is None
 
 
 def changed_of(artifacts):
@@ -354,7 +354,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     other = copied(artifacts, tmp_path / "other")
     releases.learn(artifacts, recipe, BETTER)
     releases.evaluate(artifacts, recipe)
-    assert is_blessing_current(artifacts, recipe.publish)
+    assert why_blessing_is_outdated(artifacts, recipe.publish) is None
     releases.learn(other, recipe, 2 * STEPS, seed=5)
     releases.evaluate(other, recipe)
     other_release = releases.publish(other, recipe)
@@ -362,7 +362,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     shutil.rmtree(artifacts.root / ".hub")
     shutil.copytree(other.root / ".hub", artifacts.root / ".hub")
 
-    assert not is_blessing_current(artifacts, recipe.publish)
+    assert why_blessing_is_outdated(artifacts, recipe.publish)
     with pytest.raises(StaleBlessingError):
         releases.publish(artifacts, recipe)
     monkeypatch.chdir(artifacts.root)

@@ -175,6 +175,15 @@ def test_unreadable_files_are_refused(tmp_path: Path, pattern: str, message: str
     refused(tmp_path, pattern, message.format(root=tmp_path))
 
 
+@pytest.mark.parametrize("rest", ["", "\n", '\n{"text": "next"}\n', '\r\n{"text": "next"}\r\n{"text": "last"}'])
+def test_a_line_of_json_that_is_cut_off_is_to_be_completed_or_removed(tmp_path: Path, rest: str) -> None:
+    """Not to be joined with the next row, which has a line of its own."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n{"text": "a cut' + rest.encode())
+    refused(
+        tmp_path, "a.jsonl", "a.jsonl:2: malformed JSON: the line ends within a text\n  fix: complete it, or remove it"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -20,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
+from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
 from tasks.publishing.provenance import FILE
 from tasks.releases.rollback import commit_rollback
 from tasks.tokenization.stage import tokenize
@@ -85,8 +85,8 @@ def publish(project: tuple[Artifacts, Recipe], form: str, *, again: bool = False
     done = releases.publish(artifacts, recipe, adapter=form, **changes)
     if again:
         assert releases.publish(artifacts, recipe, adapter=form, **changes) == done
-    assert does_hub_match_receipt(artifacts, recipe.publish)
-    assert is_blessing_current(artifacts, recipe.publish)
+    assert why_receipt_is_outdated(artifacts, recipe.publish) is None
+    assert why_blessing_is_outdated(artifacts, recipe.publish) is None
     return done
 
 

@@ -20,7 +20,7 @@ from tasks.commands import main
 from tasks.evaluation.release_events import read_release_events
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
-from tasks.publishing.hub_changes import does_hub_match_receipt
+from tasks.publishing.hub_changes import why_receipt_is_outdated
 from tasks.releases.rollback import commit_rollback
 from tests.support import releases, tiny
 from tests.support.forked_code import run_elsewhere
@@ -62,8 +62,10 @@ def client(running):
 
 
 def test_dry_run_creates_no_repository(whole):
-    artifacts, _ = whole
+    artifacts, recipe = whole
     receipt = run(whole, dry_run=True)
+    assert why_receipt_is_outdated(artifacts, recipe.publish.model_copy(update={"dry_run": True})) is None
+    assert "was a dry run" in (why_receipt_is_outdated(artifacts, recipe.publish) or "")
     assert (receipt.status, receipt.commit, receipt.endpoint) == ("dry-run", None, "local")
     assert json.loads(artifacts.receipt.read_text())["status"] == "dry-run"
     with hub(artifacts) as running:
@@ -87,7 +89,7 @@ def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
     assert receipt.tag == f"release-{receipt.publish_id[:12]}"
     assert json.loads(artifacts.receipt.read_text()) == receipt.model_dump(mode="json")
     assert run(whole) == receipt
-    assert does_hub_match_receipt(artifacts, recipe.publish)
+    assert why_receipt_is_outdated(artifacts, recipe.publish) is None
     assert not (artifacts.scratch / "release").exists()
     with hub(artifacts) as running:
         api = client(running)
@@ -206,9 +208,9 @@ def test_release_removed_from_the_hub_is_published_again(tmp_path):
     prepared = evaluated(tmp_path)
     receipt = run(prepared)
     shutil.rmtree(tmp_path / ".hub")
-    assert not does_hub_match_receipt(prepared[0], prepared[1].publish)
+    assert why_receipt_is_outdated(prepared[0], prepared[1].publish)
     assert run(prepared).publish_id == receipt.publish_id
-    assert does_hub_match_receipt(prepared[0], prepared[1].publish)
+    assert why_receipt_is_outdated(prepared[0], prepared[1].publish) is None
 
 
 def from_hub(artifacts, receipt, tmp_path, auto_class):
@@ -272,7 +274,7 @@ def test_unreachable_hub_is_a_transient_error_and_keeps_the_receipt(whole, monke
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     with pytest.raises(TransientError, match="no clear answer"):
         run(whole, timeout_s=1.0)
-    assert not does_hub_match_receipt(artifacts, recipe.publish), "the receipt names another Hub"
+    assert "on the Hub local" in (why_receipt_is_outdated(artifacts, recipe.publish) or "")
     monkeypatch.chdir(artifacts.root)
     tiny.write(artifacts.root / "params" / "tiny.yaml", tiny.recipe({"publish.timeout_s": 0.5}))
     assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL == 75
