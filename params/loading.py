@@ -87,12 +87,12 @@ class Document:
         """Return all `problems` as one error, in the order of the file."""
         ordered = sorted(problems, key=lambda problem: self.line(problem.key))
         lines = [f"{self.path}:{self.line(problem.key)}: {problem}" for problem in ordered]
-        return RecipeError(str(self.path), _list(lines), "fix these lines")
+        return RecipeError(str(self.path), _list(lines), "change each line as it says")
 
 
 def problems_error(problems: Iterable[Problem]) -> RecipeError:
     """Return `problems` as one error, without the lines of the recipe's file."""
-    return RecipeError("recipe", _list([str(problem) for problem in problems]), "fix these keys")
+    return RecipeError("recipe", _list([str(problem) for problem in problems]), "change each key as it says")
 
 
 def _list(problems: Sequence[str]) -> str:
