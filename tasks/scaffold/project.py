@@ -156,12 +156,12 @@ def remove_recipe(name: str, *, yes: bool) -> None:
     write_text_atomically(root / RECIPES, new_recipes)
     recipe.unlink(missing_ok=True)
     print("Removed.")
-    kept = [str(path) for path in (Artifacts(name, root).run, Artifacts(name, root).scratch) if path.exists()]
-    if kept:
-        print(f"Kept: {', '.join(kept)}, and what is published.")
+    artifacts = Artifacts(name, root)
+    if kept := [str(path) for path in (artifacts.run, artifacts.scratch) if path.exists()]:
+        print(f"Kept: {', '.join(kept)}{', and what is published' if artifacts.receipt.exists() else ''}.")
     if deployments:
         commands = ", ".join(f"prefect deployment delete retrain/{deployment}" for deployment in deployments)
-        print(f"On a Prefect server, delete what is deployed: {commands}")
+        print(f"If it is deployed, delete it on the Prefect server: {commands}")
 
 
 def recipes_yaml_without_item(text: str, name: str) -> str:
