@@ -91,6 +91,8 @@ def _is_cut_off(line: str, error: Exception, rest: Iterable[bytes]) -> bool:
         return False
     for raw in islice(rest, _LINES_OF_A_TEXT):
         whole += raw.decode(errors="replace")
+        if b'"' not in raw or len(whole) > _BLOCK_BYTES:
+            continue
         with contextlib.suppress(ValueError, RecursionError):
             json.loads(whole, strict=False)
             return False

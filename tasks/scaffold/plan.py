@@ -39,7 +39,7 @@ _MAX_SLICES: Final = 100
 _FEW_ROWS: Final = 20
 """With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
-    "name other columns; or, if the chat template changes messages once more follow: in a copy of the model's folder, put"
+    "mend or leave out what the rows say, or name other columns; or, if the chat template changes messages once more follow: in a copy of the model's folder, put"
     " {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and give that folder with"
     " --model"
 )
@@ -246,8 +246,7 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
 
     Rows that cannot be encoded, for example because the chat template refuses them, are then no longer usable.
     """
-    step, objective = max(1, len(quality.usable) // _MEASURED_ROWS), encoder.objective
-    rows = quality.usable[::step]
+    objective, (rows, step) = encoder.objective, quality.sample(_MEASURED_ROWS)
     of_rows = list(_encoded(rows, encoder))
     refused = {id(row): why for row, own in zip(rows, of_rows, strict=True) if (why := _refusal(row, own, encoder))}
     quality, remarks = quality.without(refused, step), [*quality.remarks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
 
+_OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
+"""Numbers, and names of what is called, of which each row has others."""
 _SUCH_AS = "for example, "
 
 
@@ -46,6 +49,11 @@ class SampleQuality(NamedTuple):
         """Share of rows that validation will set aside."""
         return sum(self.unusable.values()) / self.rows
 
+    def sample(self, count: int) -> tuple[list[Row], int]:
+        """Return usable rows, at least `count` if there are so many, and of how many rows each is one, by chance: files often take turns between kinds."""
+        step, chance = max(1, len(self.usable) // count), random.Random(0)  # noqa: S311
+        return [chance.choice(self.usable[i : i + step]) for i in range(0, len(self.usable), step)], step
+
     def without(self, refused: Mapping[int, str], step: int) -> SampleQuality:
         """Return the quality without some usable rows, by `id` with the reason; of the rows, one of `step` was tried."""
         counts, examples = Counter(self.unusable), dict(self.examples)
@@ -65,10 +73,10 @@ class SampleQuality(NamedTuple):
 
 
 def _group_reasons(counts: Counter[str], examples: Mapping[str, str]) -> tuple[Counter[str], dict[str, str]]:
-    """Return reasons that differ in numbers and quoted names as one, with the example of the most frequent of them."""
+    """Return reasons that differ in numbers and names of tools as one, with the example of the most frequent of them."""
     alike = defaultdict[str, Counter[str]](Counter)
     for reason, count in counts.items():
-        alike[re.sub(r"'[^']*'|\d+", "", reason.removeprefix(_SUCH_AS))][reason] += count
+        alike[_OWN_PARTS.sub("", reason.removeprefix(_SUCH_AS))][reason] += count
     grouped, kept = Counter[str](), dict[str, str]()
     for own in alike.values():
         ((first, _),) = own.most_common(1)

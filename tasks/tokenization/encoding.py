@@ -183,7 +183,7 @@ def _describe(
     counts = sum((found.counts for _, _, found in done), Counter[str]())
     if not counts["sequences"] and not encoder.marks_rows:
         what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
-        raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
+        raise DataError(str(rows.folder), what, "add rows, or raise tokenization.max_length")
     shards = [
         own.shard.model_copy(update={"name": target.name, "rows": found.counts["sequences"], "sha256": found.sha256})
         for own, target, found in done

@@ -11,7 +11,6 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -23,11 +22,13 @@ from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, Object
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
+from trainer.objectives.bases.message_reader import text_of_calls
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
+from trainer.objectives.bases.verbatim import describe_syntax_error
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
@@ -126,6 +127,8 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         if options.chat_template and not options.messages_column:
             what = "has no effect without messages to render"
             yield Problem(("objective", "chat_template"), what, "set objective.messages_column, or remove it")
+        if options.chat_template and (error := describe_syntax_error(options.chat_template)):
+            yield Problem(("objective", "chat_template"), f"is no Jinja template: {error}", "correct it there")
         if not options.packing:
             return
         if training.arguments.get("use_cache"):
@@ -276,5 +279,4 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
 
 def _said(turn: Mapping[str, Any]) -> str:
     """Return the text of a message and of its calls of tools."""
-    calls = json.dumps(turn["tool_calls"], ensure_ascii=False) if "tool_calls" in turn else ""
-    return str(turn["content"]) + calls
+    return str(turn["content"]) + text_of_calls(turn)

@@ -90,7 +90,7 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
                 return None
             render_answers([prompt, *answers], known)
             whole = (known.read([*prompt, *answer]) for answer in answers)
-            return next(filter(None, map(known.describe_unwritten, whole)), None)
+            return next(filter(None, (known.describe_unwritten(own, prompt=len(prompt)) for own in whole)), None)
         except ValueError as error:
             return str(error)
 

@@ -45,8 +45,11 @@ from trainer.objectives.bases.texts import (
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
-from trainer.objectives.bases.unwritten import describe_unwritten
+from trainer.objectives.bases.unwritten import describe_unwritten, has_thoughts
 from trainer.objectives.bases.verbatim import writes_verbatim
+
+_KEPT = 1000
+"""Renderings of marks."""
 
 
 class _Rendering(NamedTuple):
@@ -81,10 +84,11 @@ class ConversationTokenizer:
         is_jinja = tokenizer.apply_chat_template.__module__ == "transformers.tokenization_utils_base"
         self._is_verbatim = is_jinja and writes_verbatim(template)
         self._end, self._end_id = tokenizer.eos_token, tokenizer.eos_token_id
-        self._reader = MessageReader(self._render, begin=tokenizer.bos_token, end=self._end)
+        self._reader = MessageReader(self._render, template, begin=tokenizer.bos_token, end=self._end)
         self._backend = backend_with_whole_offsets(tokenizer)
         self._token_bytes = count_bytes_of_tokens(tokenizer)
         self._spaces: dict[int, bool] = {}
+        self._of_marks: dict[str, str] = {}
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as the template takes them; ValueError if one cannot be read."""
@@ -102,11 +106,25 @@ class ConversationTokenizer:
             return str(error)
         return describe_empty_answer(turns) or self.describe_unwritten(turns)
 
-    def describe_unwritten(self, turns: Turns) -> str | None:
-        """Return what of a conversation the template does not write before any of its answers, nor in it; None if nothing is missing."""
-        if self._frame(turns):
+    def describe_unwritten(self, turns: Turns, *, prompt: int = 0) -> str | None:
+        """Return what of a conversation the template does not write before any of its answers, nor in it; None if nothing is missing.
+
+        The first `prompt` messages have no loss.
+        """
+        if self._frame(turns) and (self._is_verbatim or not any(map(has_thoughts, turns))):
             return None
-        return describe_unwritten(turns, lambda own: "".join(one.text for one in next(self._sequences([own]))))
+        return describe_unwritten(turns, self._render_marks, prompt=prompt)
+
+    def _render_marks(self, turns: Turns) -> str:
+        """Return all that is written of a conversation of marks, which many conversations have in common."""
+        if (key := repr(turns)) not in self._of_marks:
+            if len(self._of_marks) >= _KEPT:
+                self._of_marks.clear()
+            try:
+                self._of_marks[key] = "".join(sequence.text for sequence in next(self._sequences([turns])))
+            except ValueError:
+                self._of_marks[key] = self._render(turns)
+        return self._of_marks[key]
 
     def tokenize(self, conversations: Sequence[Turns]) -> list[list[tuple[list[int], list[int]]]]:
         """Return the tokens of each conversation, as `read` returns them, and its labels: the assistant's tokens, the end of each turn included.

@@ -6,6 +6,7 @@ parts that are texts; beside tool calls it may be null. As OpenAI has it, an ass
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ Turns = Sequence[Mapping[str, Any]]
 """A conversation, as `read_turns` returns it."""
 _SHAREGPT_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
     "system": "system",
 }
@@ -21,7 +22,7 @@ _SHAREGPT_ROLES = {
 
 def looks_like_conversation(value: Any) -> bool:
     """Whether a value is a list of messages in one of the forms that are read, whatever they say."""
-    forms = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+    forms = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"}, {"role", "function_call"})
     return isinstance(value, list) and all(
         isinstance(turn, Mapping) and any(form <= turn.keys() for form in forms) for turn in value
     )
@@ -49,19 +50,42 @@ def _is_plain(message: Any) -> bool:
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:
     if isinstance(turn, dict) and "role" not in turn and "from" in turn:
         rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
+        is_call = str(turn["from"]).lower() == "function_call"
         if (role := _SHAREGPT_ROLES.get(str(turn["from"]).lower())) is None:
             raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
         turn = {"role": role, "content": turn.get("value"), **rest}
+        if is_call:
+            turn |= {"content": "", "tool_calls": _sharegpt_calls(i, turn["content"])}
     if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
         texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
         if len(texts) < len(parts):
             raise ValueError(f"message {i} has a part that is no text, and only text is read")
         turn = {**turn, "content": "".join(texts)}
-    if isinstance(turn, dict) and turn.get("tool_calls") and turn.get("content") is None:
+    if isinstance(turn, dict) and calls_tools(turn) and turn.get("content") is None:
         turn = {**turn, "content": ""}
     if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
         raise ValueError(f"message {i} is not {{role, content}} with text in both")
+    calls = turn.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(f"message {i} has tool_calls that are no list of objects")
     return turn
+
+
+def _sharegpt_calls(i: int, said: Any) -> list[dict[str, Any]]:
+    """Return the calls that a message from `function_call` says as JSON of {name, arguments}, or of a list of them."""
+    try:
+        found = json.loads(said)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"message {i} is from function_call, and no JSON of a call: {error}") from error
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+        raise ValueError(f"message {i} is from function_call, and says no {{name, arguments}}")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def calls_tools(turn: Mapping[str, Any]) -> bool:
+    """Whether a message calls a tool, in OpenAI's form of today or of before."""
+    return bool(turn.get("tool_calls") or turn.get("function_call"))
 
 
 def _without_nulls(value: Any) -> Any:
@@ -79,8 +103,10 @@ def why_conversation_unusable(messages: Any) -> str | None:
         turns = read_turns(messages)
     except ValueError as error:
         return str(error)
-    if not any(turn["role"] == "assistant" and is_learned(turn) for turn in turns):
+    if not (answers := [turn for turn in turns if turn["role"] == "assistant"]):
         return "no message is the assistant's, so there is nothing to learn"
+    if not any(map(is_learned, answers)):
+        return "all messages of the assistant have `weight: 0`, so there is nothing to learn"
     return describe_empty_answer(turns)
 
 
@@ -91,5 +117,5 @@ def is_learned(turn: Mapping[str, Any]) -> bool:
 
 def describe_empty_answer(turns: Turns) -> str | None:
     """Return which answer of a conversation says nothing, or None."""
-    said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
+    said = {i: t["content"].strip() or calls_tools(t) for i, t in enumerate(turns) if t["role"] == "assistant"}
     return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)

@@ -13,7 +13,7 @@ from params.schema import Launch, Model, Training
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.messages import read_turns
+from trainer.objectives.bases.messages import calls_tools, read_turns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.rows import Row, ScoreColumns
 
@@ -59,8 +59,10 @@ def read_conversations(prompt: Any, chosen: Any, rejected: Any) -> PreferencePai
     pair = PreferencePair([*prompt, *chosen[:shared]], chosen[shared:], rejected[shared:])
     for name, turns in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if others := [turn["role"] for turn in turns if turn["role"] != "assistant"]:
-            raise ValueError(f"behind what chosen and rejected have in common, {name} has a message of {others[0]}")
-        if not any(turn["content"].strip() or turn.get("tool_calls") for turn in turns):
+            raise ValueError(
+                f"behind what chosen and rejected have in common, {name} has a message of {others[0]}: end both with the answers that differ"
+            )
+        if not any(turn["content"].strip() or calls_tools(turn) for turn in turns):
             raise ValueError(f"behind what chosen and rejected have in common, {name} says nothing")
     if not pair.prompt:
         raise ValueError("chosen and rejected do not begin with the same messages, so there is no prompt")
@@ -83,7 +85,7 @@ def split_conversation(prompt: Any, answer: Any) -> tuple[list[Any], list[Any]]:
     turns = turns if turns[: len(before)] == before else [*before, *turns]
     said = len([*takewhile(lambda turn: turn["role"] == "assistant", reversed(turns))])
     own, asked = turns[len(turns) - said :], turns[: len(turns) - said]
-    if not any(turn["content"].strip() or turn.get("tool_calls") for turn in own):
+    if not any(turn["content"].strip() or calls_tools(turn) for turn in own):
         raise ValueError("its last message is not an answer of the assistant")
     if not asked:
         raise ValueError("there is no message before the answer")

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 from enum import Enum
 from typing import Final
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -71,15 +71,28 @@ def writes_verbatim(template: str) -> bool:
 
     This holds for messages that are not empty: templates ask whether they are.
     """
-    plain = GENERATION_STOP.sub("{% endif %}", GENERATION_START.sub("{% if true %}", template))
     flow = _ContentFlow()
     try:
-        tree = ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)
+        tree = _parse(template)
         while flow.learns_from(tree):
             pass
     except (_DependsOnContentError, TemplateError, RecursionError):
         return False
     return True
+
+
+def describe_syntax_error(template: str) -> str | None:
+    """Return where and why a chat template is no Jinja, or None."""
+    try:
+        _parse(template)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return None
+
+
+def _parse(template: str) -> nodes.Template:
+    plain = GENERATION_STOP.sub("{% endif %}", GENERATION_START.sub("{% if true %}", template))
+    return ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)
 
 
 class _ContentFlow:

@@ -48,15 +48,23 @@ def test_rows_that_validation_sets_aside_are_counted() -> None:
     assert found.set_aside_share == pytest.approx(3 / 99)
 
 
+def test_a_sample_of_rows_has_all_kinds_that_take_turns() -> None:
+    found = judged(rows(1000))
+    sample, step = found.sample(100)
+    assert (len(sample), step) == (100, 10)
+    assert sum(row["label"] == "label 0" for row in sample) in range(35, 66)
+    assert found.sample(1000) == (found.usable, 1)
+
+
 def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
     found = judged(rows(20))
-    said = ["the call of 'add' in message 1 is lost", "the call of 'mul' in message 3 is lost", "`text` is empty"]
+    said = ["the tool 'add' in message 1 is lost", "the tool 'mul' in message 3 is lost", "`text` is empty"]
     refused = {id(row): said[i % 3] for i, row in enumerate(found.usable[:8])}
     once = found.without(refused, 2)
     alike = f"for example, {said[0]}"
     assert once.unusable == {alike: 12, said[2]: 4}
     assert once.examples[alike] == str(found.usable[0])
-    again = once.without({id(once.usable[0]): "the call of 'sub' in message 5 is lost"}, 1)
+    again = once.without({id(once.usable[0]): "the tool 'sub' in message 5 is lost"}, 1)
     assert again.unusable == {alike: 13, said[2]: 4}
     assert len(again.usable) == 11
 

@@ -326,7 +326,11 @@ LOSES = {
         "{{ (c.function or c).name }}",
     ),
     "the call of the tool 'mul' in message 2": ("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
-    "the call of the tool 'sub' in message 4": ("{{ m.function_call | tojson if m.function_call }}", ""),
+    "the call of the tool 'sub' in message 4": (
+        "{{ m.function_call | tojson if m.function_call }}",
+        "{# function_call #}",
+    ),
+    "the thoughts of message 6": ("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"),
 }
 LONG = [
     {"role": "system", "content": "Add, sub or mul one value."},
@@ -335,7 +339,7 @@ LONG = [
     {"role": "tool", "content": "2", "name": "add"},
     {"role": "assistant", "content": "1", "reasoning_content": "add", "function_call": {"name": "sub"}},
     {"role": "user", "content": "one"},
-    {"role": "assistant", "content": "add"},
+    {"role": "assistant", "content": "<think>add</think>add"},
 ]
 
 
@@ -381,8 +385,9 @@ def test_what_the_template_does_not_write_is_said(lost, form, as_json):
     for template in (WRITES_ALL, loses):
         for name, objective, row in conversation_objectives(template):
             reason = objective.reject_reason(row(turns)) or ""
-            expected = "" if template == WRITES_ALL else f"the chat template does not write {lost}"
-            assert reason.partition(":")[0] == expected, name
+            is_of_prompt = name != "sft" and lost == "the reasoning_content of message 4"
+            is_written = template == WRITES_ALL or is_of_prompt
+            assert reason.partition(":")[0] == ("" if is_written else f"the chat template does not write {lost}"), name
             assert objective.reject_reason(row(PLAIN)) is None, name
 
 
@@ -393,10 +398,13 @@ def test_what_the_template_does_not_write_is_said(lost, form, as_json):
         "{{ (c.function or c).arguments | tojson }}",
         "{ {%- for k, v in (c.function or c).arguments | items %}{{ k | tojson }}: {{ v }}{% endfor %}}",
         "{{ '' + (c.function or c).arguments }}",
+        "{{ (c.function or c).arguments }}",
+        "{{ a if a is string else a | tojson }}",
     ],
 )
 def test_arguments_that_are_json_are_written_as_objects_are(arguments, form):
-    template = WRITES_ALL.replace("{{ c | tojson }}", f"{{{{ (c.function or c).name }}}} {arguments}")
+    own = f"{{% set a = (c.function or c).arguments %}}{{{{ (c.function or c).name }}}} {arguments}"
+    template = WRITES_ALL.replace("{{ c | tojson }}", own)
     for name, objective, row in conversation_objectives(template):
         tokens = []
         for as_json in (False, True):
@@ -410,11 +418,75 @@ def test_arguments_that_are_json_are_written_as_objects_are(arguments, form):
             assert 'add {"value": 1}mul {"value": 2}' in text
 
 
-def test_arguments_that_are_no_object_stay_as_they_are():
-    for arguments in ("[1]", "{", '"a"', "9" * 5000, "[" * 100_000, 1):
-        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": arguments}, "add"]}
-        for _, objective, _ in conversation_objectives(WRITES_ALL):
-            assert objective._conversations.read([PLAIN[0], call])[1] == call
+BROKEN = ("[1]", "{", '"a"', "[" * 100_000, '{"x": 1e400}', '{"x": NaN}', '{"x": 1, "x": 2}', '{"x": "\\ud83d"}')
+
+
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_arguments_that_are_no_json_of_an_object_are_said(arguments):
+    """They would be escaped twice; a template that writes the text as it is has no need to read it."""
+    verbatim = WRITES_ALL.replace("{{ c | tojson }}", "{{ c.name }}{{ c.arguments }}")
+    turns = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": arguments}]}]
+    for template in (WRITES_ALL, verbatim):
+        for name, objective, row in conversation_objectives(template):
+            given = row([*turns, PLAIN[1]]) if name in {"dpo", "reward"} else row(turns)
+            reason = objective.reject_reason(given)
+            if template == verbatim:
+                assert reason is None
+                assert objective._conversations.read(turns)[1] == turns[1]
+            else:
+                assert reason.startswith("message 1 calls a tool with arguments that are no JSON of an object: ")
+
+
+def test_no_arguments_are_an_empty_object():
+    for _, objective, _ in conversation_objectives(WRITES_ALL):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": ""}]}
+        assert objective._conversations.read([PLAIN[0], call])[1]["tool_calls"][0]["arguments"] == {}
+
+
+FORMS_OF_CALLS = {
+    "OpenAI's of before": [
+        PLAIN[0],
+        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"value": 1}'}},
+        {"role": "function", "name": "add", "content": "2"},
+        PLAIN[1],
+    ],
+    "without content": [
+        PLAIN[0],
+        {"role": "assistant", "function_call": {"name": "add", "arguments": {"value": 1}}},
+        {"role": "tool", "name": "add", "content": "2"},
+        PLAIN[1],
+    ],
+    "ShareGPT's": [
+        {"from": "human", "value": "Hi"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"value": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "Yes"},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_forms_of_calls_give_the_same_tokens(form):
+    turns, template = FORMS_OF_CALLS[form], WRITES_ALL.replace("m.function_call", "m.no_key")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"value": 1}}}
+    usual = [
+        PLAIN[0],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        PLAIN[1],
+    ]
+    assert looks_like_conversation(turns)
+    for name, objective, row in conversation_objectives(template):
+        assert objective.reject_reason(row(turns)) is None, name
+        tokenizer = objective._conversations.tokenizer
+        one, other = (objective.encode([row(own) | {"row_id": 0}], tokenizer, 10_000, {}) for own in (turns, usual))
+        assert one[0].examples == other[0].examples, name
+
+
+def test_thoughts_that_the_text_says_too_are_written():
+    template = WRITES_ALL.replace("{{ m.reasoning_content }}", "")
+    turns = [PLAIN[0], {"role": "assistant", "content": "<think>hm</think>Yes", "reasoning_content": "hm"}]
+    assert all(objective.reject_reason(row(turns)) is None for _, objective, row in conversation_objectives(template))
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -467,6 +539,15 @@ def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
         ({"from": "gpt", "value": None}, "message 0 is not {role, content} with text in both"),
         ({"role": "user", "content": [{"type": "image", "url": "a.png"}]}, "message 0 has a part that is no text"),
         ({"role": "assistant", "content": "", "tool_calls": []}, "message 0, of the assistant, is empty"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": "[]"},
+            "message 0 has tool_calls that are no list of objects",
+        ),
+        ({"role": "assistant", "tool_calls": {"name": "add"}}, "message 0 has tool_calls that are no list of objects"),
+        ({"role": "assistant", "content": "a", "tool_calls": ["add"]}, "message 0 has tool_calls that are no list"),
+        ({"from": "function_call", "value": "add(1)"}, "message 0 is from function_call, and no JSON of a call"),
+        ({"from": "function_call", "value": "[1]"}, "message 0 is from function_call, and says no {name, arguments}"),
+        ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant have `weight: 0`"),
     ],
 )
 def test_a_message_that_cannot_be_read_is_named(message, reason):

@@ -414,6 +414,10 @@ def test_conflicts_are_reported_with_a_fix():
     assert problems(packing=True) == {}
     assert "a row would have two texts" in problems(messages_column="m", prompt_column="p")["objective.messages_column"]
     assert "has no effect without messages" in problems(chat_template=PLAIN)["objective.chat_template"]
+    assert problems(messages_column="m", chat_template="{% generation %}a{% endgeneration %}") == {}
+    broken = "{% for m in messages %}\n{{ m.content }"
+    found = problems(messages_column="m", chat_template=broken)["objective.chat_template"]
+    assert found.startswith("is no Jinja template: line 2: ")
     assert (
         "cannot be used with training.arguments.use_cache"
         in problems({"training.arguments": {"use_cache": True}}, packing=True)["objective.packing"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
+from params import DataError
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.inference.tried_model import AnsweringModel
@@ -117,6 +119,19 @@ def test_a_released_model_is_asked_alike(text: str) -> None:
     tokenizer = tokenizer_that_adds("begin")
     model = AnsweringModel("here", "text-generation", PromptForm(), None, tokenizer, None, None)  # type: ignore[arg-type]
     assert tokenizer(model._prompt(text))["input_ids"] == tokenizer("ab")["input_ids"]
+
+
+def test_a_model_of_conversations_is_asked_with_messages() -> None:
+    tokenizer = tokenizer_that_adds("begin")
+    model = AnsweringModel("here", "text-generation", PromptForm(is_chat=True), None, tokenizer, None, None)  # type: ignore[arg-type]
+    system = {"role": "system", "content": "Be brief."}
+    assert model._prompt(json.dumps({"messages": [system, TALK[0]]})) == [system, TALK[0]]
+    for text in ("ab", "{", '{"messages": "ab", "more": 1}'):
+        assert model._prompt(text) == [{"role": "user", "content": text}]
+    for messages in ([], "ab", [{"role": "user"}], [{"role": "user", "content": [{"type": "image"}]}]):
+        with pytest.raises(DataError, match="the text: has ") as error:
+            model._prompt(json.dumps({"messages": messages}))
+        assert '{"messages": [{"role": "user"' in error.value.fix
 
 
 EMPTY = {
