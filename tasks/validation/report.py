@@ -48,6 +48,15 @@ class CheckReport(Report):
         names_no_rows = self.unexpected_count is None and self.on_failure == "quarantine"
         return not self.success and (self.on_failure == "fail" or names_no_rows)
 
+    @property
+    def told(self) -> str:
+        """Return, for example, `row_is_usable: 3, such as row 7 of test: message 2, of the assistant, is empty`; other checks say it by their name."""
+        count = f"{self.type}: {self.unexpected_count:,}"
+        if self.type != "row_is_usable" or not self.examples:
+            return count
+        first = self.examples[0]
+        return f"{count}, such as row {first.row_id} of {first.split}: {first.value}"
+
 
 class CorpusReport(Report):
     """What the rows of `data.corpus` are."""
@@ -116,7 +125,7 @@ class ValidationReport(Report):
     def summary(self) -> str:
         """How many rows were set aside, and by which checks."""
         found = [one for one in self.checks if one.on_failure == "quarantine" and one.unexpected_count]
-        why = ", ".join(f"{one.type}: {one.unexpected_count:,}" for one in found) or f"{len(self.checks)} checks"
+        why = ", ".join(one.told for one in found) or f"{len(self.checks)} checks"
         return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({why})"
 
 

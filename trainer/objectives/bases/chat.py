@@ -113,7 +113,7 @@ class ConversationTokenizer:
         """
         if self._frame(turns) and (self._is_verbatim or not any(map(has_thoughts, turns))):
             return None
-        return describe_unwritten(turns, self._render_marks, prompt=prompt)
+        return describe_unwritten(turns, self._render_marks, prompt=prompt if self._marked else max(1, prompt))
 
     def _render_marks(self, turns: Turns) -> str:
         """Return all that is written of a conversation of marks, which many conversations have in common."""

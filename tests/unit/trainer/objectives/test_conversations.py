@@ -483,6 +483,13 @@ def test_forms_of_calls_give_the_same_tokens(form):
         assert one[0].examples == other[0].examples, name
 
 
+def test_thoughts_of_a_first_message_which_has_no_loss_are_not_asked_for():
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
+    thought = {"role": "assistant", "content": "<think>hm</think>Hello"}
+    for name, objective, row in conversation_objectives(template):
+        assert objective.reject_reason(row([thought, *PLAIN])) is None, name
+
+
 def test_thoughts_that_the_text_says_too_are_written():
     template = WRITES_ALL.replace("{{ m.reasoning_content }}", "")
     turns = [PLAIN[0], {"role": "assistant", "content": "<think>hm</think>Yes", "reasoning_content": "hm"}]
