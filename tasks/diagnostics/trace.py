@@ -23,6 +23,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 from trainer.objectives.bases.rows import ColumnKind, Example
 
 _MAX_TOKENS = 40
+_BEFORE_LEARNED = 3
 _MAX_CHARACTERS = 400
 
 
@@ -110,14 +111,14 @@ def _raw_row(artifacts: Artifacts, row_id: int, kinds: Mapping[str, ColumnKind])
     raise DataError(str(artifacts.raw), f"there is no row {row_id}", fix)
 
 
-def token_lines(encoder: RowEncoder, example: Example) -> list[str]:
-    """Return a line for each of the first tokens of a sequence, and its label."""
+def token_lines(encoder: RowEncoder, example: Example, most: int = _MAX_TOKENS) -> list[str]:
+    """Return a line for each of the first tokens of a sequence, of those that have a loss, too, and its label."""
     ids, labels, names = example["input_ids"], example.get("labels"), encoder.state.get("labels")
     if encoder.objective.has_target_text:
-        return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels or [], "*")]
+        return [*_numbered(encoder, ids, most, " "), "target:", *_numbered(encoder, labels or [], most, "*")]
     if not isinstance(labels, list) or isinstance(labels[0], float):
         lines = [
-            line for name in token_column_names(example) for line in ("", *_numbered(encoder, example[name], " "))
+            line for name in token_column_names(example) for line in ("", *_numbered(encoder, example[name], most, " "))
         ][1:]
         if labels is None:
             return lines
@@ -129,14 +130,14 @@ def token_lines(encoder: RowEncoder, example: Example) -> list[str]:
     if names:
         marks = [f"* {names[label]}" if label != IGNORE_INDEX else "" for label in labels]
     width = max(map(len, marks))
-    return _numbered(encoder, ids, *(mark.ljust(width) for mark in marks))
+    return _numbered(encoder, ids, most, *(mark.ljust(width) for mark in marks))
 
 
-def _numbered(encoder: RowEncoder, ids: Sequence[int], *marks: str) -> list[str]:
+def _numbered(encoder: RowEncoder, ids: Sequence[int], most: int, *marks: str) -> list[str]:
     """Return a line for each of the first tokens with its mark, or all with the same one."""
     texts = [repr(encoder.tokenizer.decode([token_id])) for token_id in ids]
     lines = [f"{i:4d} {ids[i]:7d} {marks[i % len(marks)]} {text}" for i, text in enumerate(texts)]
-    return _shortened(lines)
+    return _shortened(lines, most, learned=next((i for i, mark in enumerate(marks) if mark.strip()), 0))
 
 
 def _loss_lines(encoder: RowEncoder, example: Example, losses: Any) -> list[str]:
@@ -147,12 +148,16 @@ def _loss_lines(encoder: RowEncoder, example: Example, losses: Any) -> list[str]
         return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), names, strict=True)]
     targets = example["input_ids"] if encoder.state.get("labels") else example["labels"]
     pairs = [(loss, token) for loss, token in zip(losses.tolist(), targets, strict=False) if not math.isnan(loss)]
-    return _shortened([f"{loss:9.4f} {encoder.tokenizer.decode([token])!r}" for loss, token in pairs])
+    return _shortened([f"{loss:9.4f} {encoder.tokenizer.decode([token])!r}" for loss, token in pairs], _MAX_TOKENS)
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    more = len(lines) - _MAX_TOKENS
-    return [*lines[:_MAX_TOKENS], f"... {more} more"] if more > 0 else lines
+def _shortened(lines: list[str], most: int, *, learned: int = 0) -> list[str]:
+    """Return the first lines; if what is `learned` begins behind most of them, half of them and as many around its beginning."""
+    half, begin = most // 2, learned - _BEFORE_LEARNED
+    if begin > half and len(lines) > most:
+        return [*lines[:half], f"... {begin - half} more", *_shortened(lines[begin:], half)]
+    more = len(lines) - most
+    return [*lines[:most], f"... {more} more"] if more > 0 else lines
 
 
 def _short(value: object) -> str:

@@ -191,10 +191,10 @@ def _one_row(chosen: proposal.ObjectiveProposal, plan: RecipePlan) -> Iterator[s
         value = str(row.get(column))
         yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
     for example in examples[:1]:
-        lines = token_lines(plan.encoder, example)
+        lines = token_lines(plan.encoder, example, _SHOWN_TOKENS)
         yield f"  tokens ({len(example['input_ids'])}; * has a loss):"
-        yield from (f"    {line}" for line in lines[:_SHOWN_TOKENS])
-        if rest := lines[_SHOWN_TOKENS:]:
-            yield f"      ... {len(rest)} lines more"
+        yield from (f"    {line}" for line in lines[: _SHOWN_TOKENS + 2])
+        if rest := lines[_SHOWN_TOKENS + 2 :]:
+            yield f"    ... {len(rest)} lines more"
         if rest and not isinstance(example.get("labels", []), list):
             yield f"    {rest[-1]}"
