@@ -16,7 +16,7 @@ import torch
 from params import DataError, load
 from params.foundation.artifacts import SPLITS, STAGES, Artifacts
 from tasks.commands import main
-from tasks.diagnostics.trace import _loss_lines, trace_sections
+from tasks.diagnostics.trace import _loss_lines, _shortened, trace_sections
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import run_stage
 from tasks.tokenization.stage import tokenize
@@ -182,6 +182,15 @@ def test_a_row_does_not_control_the_terminal(inside, project, capsys, tmp_path, 
     said = capsys.readouterr().out
     assert "text: \\u001b[2J\\u001b]0;title\\u0007 \\u202e" in said
     assert not {"\x1b", "\x07", "\u202e"} & {*said}
+
+
+def test_of_many_tokens_the_first_and_those_that_are_learned_are_shown() -> None:
+    lines = [str(i) for i in range(100)]
+    assert _shortened(lines[:10], 10, learned=9) == lines[:10]
+    assert _shortened(lines, 10) == [*lines[:10], "... 90 more"]
+    assert _shortened(lines, 10, learned=8) == [*lines[:10], "... 90 more"]
+    assert _shortened(lines, 10, learned=50) == [*lines[:5], "... 42 more", *lines[47:52], "... 48 more"]
+    assert _shortened(lines, 10, learned=98) == [*lines[:5], "... 90 more", *lines[95:]]
 
 
 def test_losses_of_numbers_are_numbered_where_the_state_has_no_labels() -> None:
