@@ -96,8 +96,8 @@ def text_of_calls(turn: Mapping[str, Any]) -> str:
 
 def _bring_up_to_date(turn: dict[str, Any]) -> None:
     """Change a message of OpenAI's older form, of calls of functions, to the form of tools."""
-    if call := turn.pop("function_call", None):
-        turn.setdefault("tool_calls", [{"type": "function", "function": call}])
+    if (call := turn.pop("function_call", None)) and not turn.get("tool_calls"):
+        turn["tool_calls"] = [{"type": "function", "function": call}]
     if turn["role"] == "function":
         turn["role"] = "tool"
 

@@ -66,21 +66,29 @@ def _read_turn(i: int, turn: Any) -> dict[str, Any]:
     if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
         raise ValueError(f"message {i} is not {{role, content}} with text in both")
     calls = turn.get("tool_calls", [])
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise ValueError(f"message {i} has tool_calls that are no list of objects")
+    if not isinstance(calls, list) or not all(map(_has_name, calls)):
+        raise ValueError(f"message {i} has tool_calls that are no list of {{name, arguments}}")
+    if not _has_name(turn.get("function_call", {"name": ""})):
+        raise ValueError(f"message {i} has a function_call that is no {{name, arguments}}")
     return turn
+
+
+def _has_name(call: Any) -> bool:
+    """Whether a call of a tool, or of a function, says which."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _sharegpt_calls(i: int, said: Any) -> list[dict[str, Any]]:
     """Return the calls that a message from `function_call` says as JSON of {name, arguments}, or of a list of them."""
     try:
-        found = json.loads(said)
-    except (TypeError, ValueError, RecursionError) as error:
+        found = json.loads(said) if isinstance(said, str) else said
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"message {i} is from function_call, and no JSON of a call: {error}") from error
     calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+    if not all(map(_has_name, calls)):
         raise ValueError(f"message {i} is from function_call, and says no {{name, arguments}}")
-    return [{"type": "function", "function": call} for call in calls]
+    return [call if "function" in call else {"type": "function", "function": call} for call in calls]
 
 
 def calls_tools(turn: Mapping[str, Any]) -> bool:

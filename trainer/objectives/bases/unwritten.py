@@ -64,7 +64,8 @@ def _mark_turn(i: int, turn: Mapping[str, Any], marks: _Marks, *, thoughts: bool
     if content.strip():
         content = marks.add(f"what message {i}, of the {turn['role']}, says")
     marked["content"] = before + content
-    others = [key for key in _THOUGHTS if isinstance(own := turn.get(key), str) and own.strip() not in turn["content"]]
+    said = inner[2] if inner else ""  # some people have thoughts in both places
+    others = [key for key in _THOUGHTS if isinstance(own := turn.get(key), str) and own.strip() not in said]
     if others and thoughts:
         marked |= dict.fromkeys(others, marks.add(f"the {others[0]} of message {i}"))
     for key in ("tool_calls", "function_call"):

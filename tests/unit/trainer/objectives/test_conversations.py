@@ -456,6 +456,12 @@ FORMS_OF_CALLS = {
         {"role": "tool", "name": "add", "content": "2"},
         PLAIN[1],
     ],
+    "ShareGPT's, an object": [
+        {"from": "human", "value": "Hi"},
+        {"from": "function_call", "value": [{"name": "add", "arguments": '{"value": 1}'}]},
+        {"from": "tool", "value": "2"},
+        {"from": "gpt", "value": "Yes"},
+    ],
     "ShareGPT's": [
         {"from": "human", "value": "Hi"},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"value": 1}}'},
@@ -548,10 +554,18 @@ def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
         ({"role": "assistant", "content": "", "tool_calls": []}, "message 0, of the assistant, is empty"),
         (
             {"role": "assistant", "content": "", "tool_calls": "[]"},
-            "message 0 has tool_calls that are no list of objects",
+            "message 0 has tool_calls that are no list of {name, arguments}",
         ),
-        ({"role": "assistant", "tool_calls": {"name": "add"}}, "message 0 has tool_calls that are no list of objects"),
+        (
+            {"role": "assistant", "tool_calls": {"name": "add"}},
+            "message 0 has tool_calls that are no list of {name, arguments}",
+        ),
         ({"role": "assistant", "content": "a", "tool_calls": ["add"]}, "message 0 has tool_calls that are no list"),
+        (
+            {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]},
+            "message 0 has tool_calls that are no list",
+        ),
+        ({"role": "assistant", "content": "a", "function_call": "add"}, "message 0 has a function_call that is no"),
         ({"from": "function_call", "value": "add(1)"}, "message 0 is from function_call, and no JSON of a call"),
         ({"from": "function_call", "value": "[1]"}, "message 0 is from function_call, and says no {name, arguments}"),
         ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant have `weight: 0`"),
