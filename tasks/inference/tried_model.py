@@ -22,8 +22,9 @@ from trainer import objectives
 from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
 from trainer.objectives.bases.answer_form import AnswerForm
+from trainer.objectives.bases.chat import ConversationTokenizer
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
-from trainer.objectives.bases.messages import looks_like_conversation, read_turns
+from trainer.objectives.bases.messages import looks_like_conversation
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
@@ -258,8 +259,23 @@ class AnsweringModel:
 
     def _prompt(self, text: str) -> str | list[dict[str, str]]:
         """Return a text as the model learned to read it: with one token of begin of text, also where the text writes it."""
-        prompt = (self.form.is_chat and _messages_of(text)) or self.form.prompt(text)
+        prompt = (self.form.is_chat and self._messages(text)) or self.form.prompt(text)
         return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
+
+    def _messages(self, text: str) -> list[dict[str, Any]] | None:
+        """Return the messages that a text says as `{"messages": [...]}`, as they are learned; None if it is another text. DataError if they cannot be read."""
+        found = None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(text)
+        if not isinstance(found, dict) or found.keys() != {"messages"}:
+            return None
+        fix = """write '{"messages": [{"role": "user", "content": "..."}]}'"""
+        if not found["messages"] or not looks_like_conversation(found["messages"]):
+            raise DataError("the text", "has no list of messages", fix)
+        try:
+            return ConversationTokenizer(self.tokenizer).read(found["messages"])
+        except ValueError as error:
+            raise DataError("the text", f"has messages that cannot be read: {error}", fix) from error
 
     def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]], **arguments: bool) -> int:
         if isinstance(prompt, str | dict):
@@ -275,22 +291,6 @@ class AnsweringModel:
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
         read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read
         return read if count > limit else None
-
-
-def _messages_of(text: str) -> list[dict[str, Any]] | None:
-    """Return the messages that a text says as `{"messages": [...]}`; None if it is another text. DataError if they cannot be read."""
-    found = None
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() != {"messages"}:
-        return None
-    fix = """write '{"messages": [{"role": "user", "content": "..."}]}'"""
-    if not found["messages"] or not looks_like_conversation(found["messages"]):
-        raise DataError("the text", "has no list of messages", fix)
-    try:
-        return read_turns(found["messages"])
-    except ValueError as error:
-        raise DataError("the text", f"has messages that cannot be read: {error}", fix) from error
 
 
 def _query_and_others(text: str, options: AnswerOptions) -> tuple[str, tuple[str, ...]]:

@@ -107,13 +107,11 @@ class ConversationTokenizer:
         return describe_empty_answer(turns) or self.describe_unwritten(turns)
 
     def describe_unwritten(self, turns: Turns, *, prompt: int = 0) -> str | None:
-        """Return what of a conversation the template does not write before any of its answers, nor in it; None if nothing is missing.
-
-        The first `prompt` messages have no loss.
-        """
+        """Return what the template does not write of a conversation whose first `prompt` messages have no loss; None if nothing is missing."""
         if self._frame(turns) and (self._is_verbatim or not any(map(has_thoughts, turns))):
             return None
-        return describe_unwritten(turns, self._render_marks, prompt=prompt if self._marked else max(1, prompt))
+        first, learns_all = prompt if self._marked else max(1, prompt), not self._learns_answers_only
+        return describe_unwritten(turns, self._render_marks, learned_from=first, learns_all=learns_all)
 
     def _render_marks(self, turns: Turns) -> str:
         """Return all that is written of a conversation of marks, which many conversations have in common."""
@@ -318,7 +316,7 @@ class ConversationTokenizer:
         """Return the text of a conversation, or those of several."""
         try:
             return self.tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        except (TemplateError, KeyError, TypeError) as error:
+        except (TemplateError, KeyError, TypeError, AttributeError, SyntaxError) as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
 

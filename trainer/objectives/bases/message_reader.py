@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, Literal
 
 from trainer.objectives.bases.messages import Turns, read_turns
 
 _PLAIN_TURNS: Final = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+_SYSTEM: Final = ({"role": "system", "content": "c"},)
+_FUNCTION_CALL: Final = re.compile(r"\.function_call\b|(['\"])function_call\1")
+_PRINTED: Final = re.compile(r"('|&#39;)zq\1")
+"""A key of an object as Python prints it."""
 
 
 class MessageReader:
@@ -18,13 +24,14 @@ class MessageReader:
 
     def __init__(self, render: Callable[[Turns], str], template: str, *, begin: str | None, end: str) -> None:
         self._render, self._begin, self._end = render, begin, end
-        self._knows_function_call = "function_call" in template
+        self._knows_function_call = bool(_FUNCTION_CALL.search(template))
+        self._forms: dict[Any, Literal["text", "object", "both"]] = {}
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too.
 
-        Arguments of tool calls become objects if they are JSON text, as OpenAI has them, and the template does not write that text as it is;
-        they become text if it takes nothing else. A `function_call`, OpenAI's older form, is a call of a tool, unless the template reads it.
+        Arguments of tool calls become objects if they are JSON text, as OpenAI has them, and the template writes only objects right; they
+        become text if it takes nothing else. A `function_call`, OpenAI's older form, is a call of a tool, unless the template reads it.
         """
         turns = read_turns(messages)
         for i, turn in enumerate(turns):
@@ -48,44 +55,44 @@ class MessageReader:
             return self._render(_PLAIN_TURNS)
         return ""
 
-    def _in_its_form(self, i: int, arguments: Any) -> Any:
+    def _in_its_form(self, i: int, name: Any, arguments: Any) -> Any:
         """Return the arguments of a call in message `i` in a form that the template takes, if there is one."""
+        form = self._form_of_calls(name)
         if not isinstance(arguments, str):
-            return arguments if self._takes_objects or not self._writes_text else _as_text(arguments)
-        if self._writes_text or not self._takes_objects:
+            return _as_text(arguments) if form == "text" else arguments
+        if form != "object":
             return arguments
         try:
             return _as_object(arguments)
         except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"message {i} calls a tool with arguments that are no JSON of an object: {error}"
-            ) from error
+            what = f"message {i} calls a tool with arguments that are no JSON of an object"
+            raise ValueError(f"{what}: {error}") from error
 
-    @cached_property
-    def _writes_text(self) -> bool:
-        """Whether the template writes arguments that are JSON text as they are."""
-        text = '{"zq": true}'
-        return text in self._written_call(text)
+    def _form_of_calls(self, name: Any) -> Literal["text", "object", "both"]:
+        """Return which arguments of a tool the template writes: JSON text as it is, objects not as Python prints them, or both."""
+        if name not in self._forms:
+            text = '{"zq": true}'
+            of_text, of_object = self._written_call(name, text), self._written_call(name, {"zq": True})
+            needs_text = of_text and not of_object
+            needs_object = of_object and text not in of_text and not _PRINTED.search(of_object)
+            self._forms[name] = "text" if needs_text else "object" if needs_object else "both"
+        return self._forms[name]
 
-    @cached_property
-    def _takes_objects(self) -> bool:
-        """Whether the template writes arguments that are an object, and not as Python would print it."""
-        return bool(written := self._written_call({"zq": True})) and "{'zq': True}" not in written
-
-    def _written_call(self, arguments: Any) -> str:
-        """A small conversation with a call; empty if the template refuses it."""
-        function = {"name": "c", "arguments": arguments}
-        call = {"id": "abcdefghi", "type": "function", "function": function, **function}
+    def _written_call(self, name: Any, arguments: Any) -> str:
+        """A small conversation with a call; empty if the template refuses it in all forms."""
+        function = {"name": name, "arguments": arguments}
         asked, answer = _PLAIN_TURNS
-        with suppress(ValueError):
-            return self._render([asked, {**answer, "content": "", "tool_calls": [call]}])
+        for before, said, number in product(((), _SYSTEM), ("", "b"), ("abcdefghi", "call_a")):
+            call = {"id": number, "type": "function", "function": function, **function}
+            with suppress(ValueError):
+                return self._render([*before, asked, {**answer, "content": said, "tool_calls": [call]}])
         return ""
 
 
 def text_of_calls(turn: Mapping[str, Any]) -> str:
     """Return the calls of a message as JSON, the same for arguments that are objects and for JSON of them; empty without calls."""
 
-    def plain(arguments: Any) -> Any:
+    def plain(_: Any, arguments: Any) -> Any:
         with suppress(ValueError, RecursionError):
             return _as_object(arguments) if isinstance(arguments, str) else arguments
         return arguments
@@ -102,12 +109,16 @@ def _bring_up_to_date(turn: dict[str, Any]) -> None:
         turn["role"] = "tool"
 
 
-def _change_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a call, or a list of calls, with changed arguments."""
+def _change_arguments(call: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Return a call, or a list of calls, with what `change` makes of a tool's name and arguments."""
     if isinstance(call, list):
         return [_change_arguments(own, change) for own in call]
-    changes = {"function": lambda own: _change_arguments(own, change), "arguments": change}
-    return {k: changes[k](v) if k in changes else v for k, v in call.items()} if isinstance(call, Mapping) else call
+    if not isinstance(call, Mapping):
+        return call
+    changed = {"function": _change_arguments(call["function"], change)} if "function" in call else {}
+    if "arguments" in call:
+        changed["arguments"] = change(call.get("name"), call["arguments"])
+    return {**call, **changed}
 
 
 def _as_object(arguments: str) -> dict[str, Any]:

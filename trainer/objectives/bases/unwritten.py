@@ -12,32 +12,34 @@ from trainer.objectives.bases.messages import Turns, is_learned
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Keys with what the assistant thought before it answered; a template reads one of them."""
-_THOUGHTS_IN_CONTENT = re.compile(r"(\s*<think>)(.*?)(</think>\s*)(.*)", re.DOTALL)
+_THINK = re.compile(r"(</?think>)")
+_WRAPPED = re.compile(r"(\s*<(\w+)>\s*)(.*)(\s*</\2>\s*)", re.DOTALL)
 _MARK = re.compile(r"zq\d+qz")
 """Of letters and digits, which no template escapes."""
 
 
 def has_thoughts(turn: Mapping[str, Any]) -> bool:
-    """Whether what a message says begins with thoughts, which some templates drop."""
-    return "<think>" in turn["content"]
+    """Whether what a message says has thoughts in it, which some templates drop."""
+    return "</think>" in turn["content"]
 
 
-def describe_unwritten(turns: Turns, render: Callable[[Turns], str], *, prompt: int = 0) -> str | None:
+def describe_unwritten(
+    turns: Turns, render: Callable[[Turns], str], *, learned_from: int = 0, learns_all: bool = False
+) -> str | None:
     """Return what of a conversation is not in its rendering, or None.
 
     It is found by rendering marks in place of contents, of names and arguments of tool calls, and of thoughts. None, too, if marks cannot
-    be rendered. What follows the last answer that has a loss is not asked for, nor are the thoughts of other answers, such as
-    those among the first `prompt` messages.
+    be rendered. Unless a model `learns_all`, what follows the last answer that has a loss is not asked for, nor are the thoughts of other
+    answers, such as those before message `learned_from`.
     """
-    learned = [i for i, turn in enumerate(turns) if turn["role"] == "assistant" and is_learned(turn)]
-    marks, asked = _Marks(), {i for i in learned if i >= prompt}
-    marked = (
-        [_mark_turn(i, turn, marks, thoughts=i in asked) for i, turn in enumerate(turns[: max(asked) + 1])]
-        if asked
-        else []
-    )
+    answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+    learned = answers if learns_all else [i for i in answers if i >= learned_from and is_learned(turns[i])]
+    if not learned:
+        return None
+    end, marks = len(turns) if learns_all else learned[-1] + 1, _Marks()
+    marked = [_mark_turn(i, turn, marks, is_learned=i in learned) for i, turn in enumerate(turns[:end])]
     try:
-        written = {*_MARK.findall(render(marked).lower())} if marked else {*marks}
+        written = {*_MARK.findall(render(marked).lower())}
     except ValueError:
         return None
     lost = next((what for mark, what in marks.items() if mark not in written), None)
@@ -53,25 +55,37 @@ class _Marks(dict[str, str]):
         return mark
 
 
-def _mark_turn(i: int, turn: Mapping[str, Any], marks: _Marks, *, thoughts: bool) -> dict[str, Any]:
-    marked, content = dict(turn), turn["content"]
-    inner = _THOUGHTS_IN_CONTENT.fullmatch(content) if thoughts else None
-    if inner and inner[2].strip():
-        before = f"{inner[1]}\n{marks.add(f'the thoughts of message {i}')}\n{inner[3]}"
-        content = inner[4]
-    else:
-        before = ""
-    if content.strip():
-        content = marks.add(f"what message {i}, of the {turn['role']}, says")
-    marked["content"] = before + content
-    said = inner[2] if inner else ""  # some people have thoughts in both places
-    others = [key for key in _THOUGHTS if isinstance(own := turn.get(key), str) and own.strip() not in said]
-    if others and thoughts:
-        marked |= dict.fromkeys(others, marks.add(f"the {others[0]} of message {i}"))
+def _mark_turn(i: int, turn: Mapping[str, Any], marks: _Marks, *, is_learned: bool) -> dict[str, Any]:
+    marked = {**turn, "content": _mark_content(i, turn, marks, is_learned=is_learned)}
+    if is_learned:
+        pieces = {piece.strip() for piece in _THINK.split(turn["content"])}  # some people have thoughts in both places
+        thoughts = {key: own.strip() for key in _THOUGHTS if isinstance(own := turn.get(key), str)}
+        own_marks = dict[str, str]()
+        for key, own in thoughts.items():
+            if own and (own not in pieces or not has_thoughts(turn)):
+                marked[key] = own_marks.setdefault(own, "") or marks.add(f"the {key} of message {i}")
+                own_marks[own] = marked[key]
     for key in ("tool_calls", "function_call"):
         if key in turn and (key == "tool_calls" or not turn.get("tool_calls")):
             marked[key] = _mark_calls(i, turn[key], marks)
     return marked
+
+
+def _mark_content(i: int, turn: Mapping[str, Any], marks: _Marks, *, is_learned: bool) -> str:
+    """Return a content with marks in place of texts, between the tags that templates look for."""
+    says = f"what message {i}, of the {turn['role']}, says"
+    if turn["role"] != "assistant":
+        found = _WRAPPED.fullmatch(turn["content"])
+        begin, _, text, end = found.groups() if found else ("", "", turn["content"], "")
+        return f"{begin}{marks.add(says)}{end}" if text.strip() else turn["content"]
+    pieces = _THINK.split(turn["content"])
+    for place in range(0, len(pieces), 2):
+        is_last, text = place + 1 == len(pieces), pieces[place].strip()
+        if text and (is_learned or is_last):
+            is_thought = not is_last and pieces[place + 1] == "</think>"
+            mark = marks.add(f"the thoughts of message {i}" if is_thought else says)
+            pieces[place] = pieces[place].replace(text, mark)
+    return "".join(pieces)
 
 
 def _mark_calls(i: int, call: Any, marks: _Marks) -> Any:
@@ -85,7 +99,7 @@ def _mark_calls(i: int, call: Any, marks: _Marks) -> Any:
     marked, name = dict(call), call.get("name")
     if isinstance(name, str):
         marked["name"] = marks.add(f"the call of the tool {name!r:.60} in message {i}")
-    for key in ("arguments", "parameters"):
+    for key in ("arguments", "parameters", "input"):
         if given := call.get(key):
             marked[key] = _mark_arguments(given, f"in the call of the tool {name!r:.60} in message {i}", marks)
     return marked

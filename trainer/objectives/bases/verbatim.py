@@ -71,9 +71,10 @@ def writes_verbatim(template: str) -> bool:
 
     This holds for messages that are not empty: templates ask whether they are.
     """
+    plain = GENERATION_STOP.sub("{% endif %}", GENERATION_START.sub("{% if true %}", template))
     flow = _ContentFlow()
     try:
-        tree = _parse(template)
+        tree = ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)
         while flow.learns_from(tree):
             pass
     except (_DependsOnContentError, TemplateError, RecursionError):
@@ -83,16 +84,15 @@ def writes_verbatim(template: str) -> bool:
 
 def describe_syntax_error(template: str) -> str | None:
     """Return where and why a chat template is no Jinja, or None."""
+    plain = GENERATION_START.sub(lambda tag: "{% filter string %}" + "\n" * tag[0].count("\n"), template)
+    plain = GENERATION_STOP.sub("{% endfilter %}", plain)
     try:
-        _parse(template)
+        ImmutableSandboxedEnvironment(extensions=[loopcontrols]).compile(plain)
     except TemplateSyntaxError as error:
-        return f"line {error.lineno}: {error.message}"
+        return f"line {error.lineno}: {error.message}".replace("endfilter", "endgeneration")
+    except (SyntaxError, RecursionError) as error:
+        return str(error)
     return None
-
-
-def _parse(template: str) -> nodes.Template:
-    plain = GENERATION_STOP.sub("{% endif %}", GENERATION_START.sub("{% if true %}", template))
-    return ImmutableSandboxedEnvironment(extensions=[loopcontrols]).parse(plain)
 
 
 class _ContentFlow:

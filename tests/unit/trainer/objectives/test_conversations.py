@@ -328,7 +328,7 @@ LOSES = {
     "the call of the tool 'mul' in message 2": ("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
     "the call of the tool 'sub' in message 4": (
         "{{ m.function_call | tojson if m.function_call }}",
-        "{# function_call #}",
+        "{{ '' if m.function_call }}",
     ),
     "the thoughts of message 6": ("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"),
 }
@@ -398,7 +398,6 @@ def test_what_the_template_does_not_write_is_said(lost, form, as_json):
         "{{ (c.function or c).arguments | tojson }}",
         "{ {%- for k, v in (c.function or c).arguments | items %}{{ k | tojson }}: {{ v }}{% endfor %}}",
         "{{ '' + (c.function or c).arguments }}",
-        "{{ (c.function or c).arguments }}",
         "{{ a if a is string else a | tojson }}",
     ],
 )
@@ -416,6 +415,40 @@ def test_arguments_that_are_json_are_written_as_objects_are(arguments, form):
         if name == "sft":
             text = objective._conversations.tokenizer.decode(tokens[0][0]["input_ids"])
             assert 'add {"value": 1}mul {"value": 2}' in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{{ c.arguments }}",
+        "{{ c.arguments | replace(' ', '') }}",
+        "{{ c.arguments if c.name == 'add' else c.arguments | tojson }}",
+    ],
+)
+def test_json_that_a_template_writes_as_it_is_stays(arguments):
+    call = {"name": "add", "arguments": '{"value":1.50}'}
+    turns = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for name, objective, _ in conversation_objectives(
+        WRITES_ALL.replace("{{ c | tojson }}", "{{ c.name }}" + arguments)
+    ):
+        assert 'add{"value":1.50}' in objective._conversations._render(objective._conversations.read(turns)), name
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}",
+        "{% for m in messages %}{% if not m.content %}{{ raise_exception('empty') }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ raise_exception('id') if c.id[:5] != 'call_' }}{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ raise_exception('tool') if c.name != 'add' }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_templates_that_refuse_some_conversations_get_objects_too(demand):
+    call = {"id": "call_1", "name": "add", "arguments": '{"value": 1}'}
+    turns = [LONG[0], PLAIN[0], {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    for name, objective, _ in conversation_objectives(demand + WRITES_ALL):
+        read = objective._conversations.read(turns)
+        assert read[2]["tool_calls"][0]["arguments"] == {"value": 1}, name
 
 
 BROKEN = ("[1]", "{", '"a"', "[" * 100_000, '{"x": 1e400}', '{"x": NaN}', '{"x": 1, "x": 2}', '{"x": "\\ud83d"}')
@@ -487,6 +520,63 @@ def test_forms_of_calls_give_the_same_tokens(form):
         tokenizer = objective._conversations.tokenizer
         one, other = (objective.encode([row(own) | {"row_id": 0}], tokenizer, 10_000, {}) for own in (turns, usual))
         assert one[0].examples == other[0].examples, name
+
+
+DROPS_BEFORE = WRITES_ALL.replace("{{ m.content }}", "{{ m.content.split('<think>')[-1] }}")
+DROPS_THOUGHTS = WRITES_ALL.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "lost"),
+    [
+        (DROPS_BEFORE, "Surely <think>hm</think>yes", "what message 1, of the assistant, says"),
+        (DROPS_BEFORE, "<think>a</think>b<think>c</think>d", "the thoughts of message 1"),
+        (DROPS_THOUGHTS, "hm</think>yes", "the thoughts of message 1"),
+        (DROPS_THOUGHTS, "<think>\n\n</think>yes", None),
+        (DROPS_THOUGHTS, "<think>hm", None),
+    ],
+)
+def test_thoughts_are_looked_for_between_tags(template, answer, lost):
+    turns = [PLAIN[0], {"role": "assistant", "content": answer}]
+    for name, objective, row in conversation_objectives(template):
+        reason = objective.reject_reason(row(turns)) or ""
+        assert reason.partition(":")[0] == (f"the chat template does not write {lost}" if lost else ""), name
+
+
+def test_tags_around_the_result_of_a_tool_stay():
+    """Templates look for them, to tell such messages from questions, before which they drop thoughts."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}{% set ns.asked = loop.index0 %}"
+        "{% endif %}{% endfor %}{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content if loop.index0 > ns.asked else m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
+    )
+    template = "{% set ns = namespace(asked=0) %}" + template
+    thought = {"role": "assistant", "content": "<think>hm</think>Yes"}
+    turns = [PLAIN[0], thought, {"role": "user", "content": "<tool_response>\n2\n</tool_response>"}, thought]
+    options = {"messages_column": "talk", "chat_template": template, "completion_only": False}
+    sft = objectives.build_objective(ObjectiveChoice(name="sft", **options))
+    sft.prepare_tokenizer(byte_level())
+    assert sft.reject_reason({"talk": turns}) is None
+    question = {"role": "user", "content": "Why?"}
+    assert "set objective.completion_only to true" in sft.reject_reason({"talk": [*turns[:2], question, thought]})
+
+
+def test_a_model_that_learns_all_is_asked_for_all():
+    template = WRITES_ALL.replace(
+        "{% for m in messages %}", "{% for m in messages if m.role != 'system' or loop.first %}", 1
+    )
+    turns = [*PLAIN, {"role": "system", "content": "End."}]
+    for only in (True, False):
+        options = {
+            "messages_column": "talk",
+            "chat_template": template.replace("loop.first", "false"),
+            "completion_only": only,
+        }
+        sft = objectives.build_objective(ObjectiveChoice(name="sft", **options))
+        sft.prepare_tokenizer(byte_level())
+        reason = sft.reject_reason({"talk": [turns[0], turns[1] | {"name": "Eve"}, turns[2]]})
+        assert (reason is None) == only
+        assert only or "what message 2, of the system, says" in reason
 
 
 def test_thoughts_of_a_first_message_which_has_no_loss_are_not_asked_for():

@@ -418,6 +418,16 @@ def test_conflicts_are_reported_with_a_fix():
     broken = "{% for m in messages %}\n{{ m.content }"
     found = problems(messages_column="m", chat_template=broken)["objective.chat_template"]
     assert found.startswith("is no Jinja template: line 2: ")
+    for broken in (
+        "{% generation %}a{% endif %}",
+        "{% if true %}a{% endgeneration %}",
+        "{% generation %}\na{% else %}{% endgeneration %}",
+        "{{ messages | tojsn }}",
+        "{% break %}",
+        "(" * 5000,
+    ):
+        found = problems(messages_column="m", chat_template="{{ " + broken if broken[0] == "(" else broken)
+        assert "is no Jinja template: " in found["objective.chat_template"], broken
     assert (
         "cannot be used with training.arguments.use_cache"
         in problems({"training.arguments": {"use_cache": True}}, packing=True)["objective.packing"]
