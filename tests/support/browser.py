@@ -31,6 +31,8 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from trainer.runtime.lifetime import die_with_parent
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason=f"none of {', '.join(PROGRAMS)} is installed")
@@ -125,6 +127,7 @@ def _browser() -> str:
         stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": profile.name, "TMPDIR": profile.name},
         start_new_session=True,  # its children end with it
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (a worker of pytest-xdist that takes long to end is killed)
     )
 
     owner = os.getpid()
