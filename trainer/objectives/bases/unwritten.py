@@ -12,7 +12,9 @@ from trainer.objectives.bases.messages import Turns, is_learned
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Keys with what the assistant thought before it answered; a template reads one of them."""
-_THINK = re.compile(r"(</?think>)")
+_THINK = re.compile(r"(</?think>|\[/?THINK\]|<\|channel>thought|<channel\|>)")
+"""Around thoughts, as Qwen and DeepSeek, Mistral, and Gemma write them."""
+_END_OF_THOUGHTS = ("</think>", "[/THINK]", "<channel|>")
 _WRAPPED = re.compile(r"(\s*<(\w+)>\s*)(.*)(\s*</\2>\s*)", re.DOTALL)
 _MARK = re.compile(r"zq\d+qz")
 """Of letters and digits, which no template escapes."""
@@ -20,7 +22,7 @@ _MARK = re.compile(r"zq\d+qz")
 
 def has_thoughts(turn: Mapping[str, Any]) -> bool:
     """Whether what a message says has thoughts in it, which some templates drop."""
-    return "</think>" in turn["content"]
+    return any(end in turn["content"] for end in _END_OF_THOUGHTS)
 
 
 def describe_unwritten(
@@ -82,7 +84,7 @@ def _mark_content(i: int, turn: Mapping[str, Any], marks: _Marks, *, is_learned:
     for place in range(0, len(pieces), 2):
         is_last, text = place + 1 == len(pieces), pieces[place].strip()
         if text and (is_learned or is_last):
-            is_thought = not is_last and pieces[place + 1] == "</think>"
+            is_thought = not is_last and pieces[place + 1] in _END_OF_THOUGHTS
             mark = marks.add(f"the thoughts of message {i}" if is_thought else says)
             pieces[place] = pieces[place].replace(text, mark)
     return "".join(pieces)

@@ -532,6 +532,12 @@ DROPS_THOUGHTS = WRITES_ALL.replace("{{ m.content }}", "{{ m.content.split('</th
         (DROPS_BEFORE, "Surely <think>hm</think>yes", "what message 1, of the assistant, says"),
         (DROPS_BEFORE, "<think>a</think>b<think>c</think>d", "the thoughts of message 1"),
         (DROPS_THOUGHTS, "hm</think>yes", "the thoughts of message 1"),
+        (DROPS_THOUGHTS.replace("</think>", "[/THINK]"), "[THINK]hm[/THINK]yes", "the thoughts of message 1"),
+        (
+            DROPS_THOUGHTS.replace("</think>", "<channel|>"),
+            "<|channel>thought\nhm<channel|>yes",
+            "the thoughts of message 1",
+        ),
         (DROPS_THOUGHTS, "<think>\n\n</think>yes", None),
         (DROPS_THOUGHTS, "<think>hm", None),
     ],
