@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from trainer.objectives.bases.messages import Turns, read_turns
 
 _PLAIN_TURNS: Final = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+_PLAIN_KEYS: Final = 2
 _SYSTEM: Final = ({"role": "system", "content": "c"},)
 _FUNCTION_CALL: Final = re.compile(r"\.function_call\b|(['\"])function_call\1")
 _PRINTED: Final = re.compile(r"('|&#39;)zq\1")
@@ -35,7 +36,7 @@ class MessageReader:
         """
         turns = read_turns(messages)
         for i, turn in enumerate(turns):
-            if not self._knows_function_call:
+            if not self._knows_function_call and (len(turn) > _PLAIN_KEYS or turn["role"] == "function"):
                 _bring_up_to_date(turn)
             content = turn["content"]
             if i == 0 and self._begin and content.startswith(self._begin) and self._written.startswith(self._begin):
@@ -43,7 +44,7 @@ class MessageReader:
             is_ended = turn["role"] == "assistant" and content.rstrip().endswith(self._end)
             if is_ended and self._written.rstrip().endswith(self._end):
                 turn["content"] = content.rstrip().removesuffix(self._end)
-            for key in ("tool_calls", "function_call"):
+            for key in ("tool_calls", "function_call") if len(turn) > _PLAIN_KEYS else ():
                 if key in turn:
                     turn[key] = _change_arguments(turn[key], partial(self._in_its_form, i))
         return turns
