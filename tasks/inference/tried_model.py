@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -273,9 +274,13 @@ class AnsweringModel:
         if not found["messages"] or not looks_like_conversation(found["messages"]):
             raise DataError("the text", "has no list of messages", fix)
         try:
-            return ConversationTokenizer(self.tokenizer).read(found["messages"])
+            return self._conversations.read(found["messages"])
         except ValueError as error:
             raise DataError("the text", f"has messages that cannot be read: {error}", fix) from error
+
+    @cached_property
+    def _conversations(self) -> ConversationTokenizer:
+        return ConversationTokenizer(self.tokenizer)
 
     def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]], **arguments: bool) -> int:
         if isinstance(prompt, str | dict):

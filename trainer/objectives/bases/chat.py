@@ -49,7 +49,7 @@ from trainer.objectives.bases.unwritten import describe_unwritten, has_thoughts
 from trainer.objectives.bases.verbatim import writes_verbatim
 
 _KEPT = 1000
-"""Renderings of marks."""
+"""Renderings of placeholders."""
 
 
 class _Rendering(NamedTuple):
@@ -88,7 +88,7 @@ class ConversationTokenizer:
         self._backend = backend_with_whole_offsets(tokenizer)
         self._token_bytes = count_bytes_of_tokens(tokenizer)
         self._spaces: dict[int, bool] = {}
-        self._of_marks: dict[str, str] = {}
+        self._of_placeholders: dict[str, str] = {}
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as the template takes them; ValueError if one cannot be read."""
@@ -111,18 +111,18 @@ class ConversationTokenizer:
         if self._frame(turns) and (self._is_verbatim or not any(map(has_thoughts, turns))):
             return None
         first, learns_all = prompt if self._marked else max(1, prompt), not self._learns_answers_only
-        return describe_unwritten(turns, self._render_marks, learned_from=first, learns_all=learns_all)
+        return describe_unwritten(turns, self._render_placeholders, learned_from=first, learns_all=learns_all)
 
-    def _render_marks(self, turns: Turns) -> str:
-        """Return all that is written of a conversation of marks, which many conversations have in common."""
-        if (key := repr(turns)) not in self._of_marks:
-            if len(self._of_marks) >= _KEPT:
-                self._of_marks.clear()
+    def _render_placeholders(self, turns: Turns) -> str:
+        """Return all that is written of a conversation of placeholders, which many conversations have in common."""
+        if (key := repr(turns)) not in self._of_placeholders:
+            if len(self._of_placeholders) >= _KEPT:
+                self._of_placeholders.clear()
             try:
-                self._of_marks[key] = "".join(sequence.text for sequence in next(self._sequences([turns])))
+                self._of_placeholders[key] = "".join(sequence.text for sequence in next(self._sequences([turns])))
             except ValueError:
-                self._of_marks[key] = self._render(turns)
-        return self._of_marks[key]
+                self._of_placeholders[key] = self._render(turns)
+        return self._of_placeholders[key]
 
     def tokenize(self, conversations: Sequence[Turns]) -> list[list[tuple[list[int], list[int]]]]:
         """Return the tokens of each conversation, as `read` returns them, and its labels: the assistant's tokens, the end of each turn included.

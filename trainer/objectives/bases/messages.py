@@ -50,11 +50,11 @@ def _is_plain(message: Any) -> bool:
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:
     if isinstance(turn, dict) and "role" not in turn and "from" in turn:
         rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
-        is_call = str(turn["from"]).lower() == "function_call"
-        if (role := _SHAREGPT_ROLES.get(str(turn["from"]).lower())) is None:
+        kind = str(turn["from"]).lower()
+        if (role := _SHAREGPT_ROLES.get(kind)) is None:
             raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
         turn = {"role": role, "content": turn.get("value"), **rest}
-        if is_call:
+        if kind == "function_call":
             turn |= {"content": "", "tool_calls": _sharegpt_calls(i, turn["content"])}
     if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
         texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
