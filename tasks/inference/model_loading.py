@@ -13,6 +13,7 @@ from params.schema import ObjectiveChoice
 from trainer import objectives
 from trainer.model.adapters import PEFT_TASKS, is_adapter_folder
 from trainer.model.network import load_trained_model
+from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, transformers
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.padding import put_padding_before_text
@@ -99,6 +100,7 @@ def load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrain
     if missing := sorted(info["missing_keys"]):
         what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
         raise ModelError(where, what, "name a revision with a whole model")
+    align_weights(network)
     return put_padding_before_text(network)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 import subprocess
@@ -17,9 +18,11 @@ from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import new_objectives
+from tests.support.placed_weights import place_weights
 from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
+from trainer.model.network import load_trained_model
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.loss import MicroBatchShare
@@ -177,6 +180,31 @@ def test_learned_loss_is_the_metric_loss_however_a_batch_is_split(case):
                 for i in range(0, len(examples), size)
             ]
             assert accumulator.compute()["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
+
+
+@pytest.mark.parametrize("offset", [24, *(pytest.param(one, marks=pytest.mark.slow) for one in (8, 40, 56))])
+def test_where_a_file_holds_the_weights_does_not_change_a_bit(case, tmp_path, offset):
+    """Some kernels of MKL add in another order where a weight begins elsewhere; a copy is in new memory."""
+    case.model().save_pretrained(tmp_path)
+    place_weights(tmp_path / "model.safetensors", offset)
+    loaded = load_trained_model(tmp_path, case.objective.model_class()).eval()
+    assert {weight.data_ptr() % 64 for weight in loaded.state_dict().values()} == {0}
+    assert bits_of_a_step(case, loaded) == bits_of_a_step(case, copy.deepcopy(loaded))
+
+
+def bits_of_a_step(case, network):
+    """The scores of all examples; where they have a loss, its value and gradients."""
+    batch = case.objective.prepare_inputs(network, case.objective.collate(case.examples, case.tokenizer))
+    with torch.inference_mode():
+        found = [case.objective.score_batch(network, batch, case.tokenizer)]
+    if "loss" in case.objective.metrics:
+        share = MicroBatchShare(case.objective.loss_items(batch), 1, 1)
+        loss = case.objective.batch_loss(network, batch, share).loss
+        loss.backward()
+        gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
+        assert gradients
+        found += [loss.detach(), *gradients]
+    return [value.numpy().tobytes() for value in found]
 
 
 def test_inputs_of_a_batch_are_prepared_once(case, monkeypatch):

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import TrainingArguments
 
+from trainer.objectives.bases.alignment import align_weights
 from trainer.runtime.model_files import check_safe_to_load
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
@@ -123,7 +124,9 @@ def load_model_unless_loaded(model: PreTrainedModel | str, init_kwargs: Any) -> 
         of_hub["revision"] = arguments["revision"] = revision
     config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(model, trust_remote_code=trusted, **arguments)
+    network = auto.from_pretrained(model, trust_remote_code=trusted, **arguments)
+    align_weights(network)
+    return network
 
 
 def load_tokenizer(name: str) -> Any:

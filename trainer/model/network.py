@@ -20,6 +20,7 @@ from params import ModelError, Problem
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
+from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.padding import put_padding_before_text
@@ -328,6 +329,7 @@ def _load(
         repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
+    align_weights(network)
     return put_padding_before_text(network), missing, resized
 
 

@@ -24,6 +24,7 @@ from pydantic import model_validator as validate_model
 from params import DataError, ModelError
 from params.foundation.artifacts import fix_missing_model
 from params.sections.base import Call, Importable, Section, conflict_error, repo_id_problem
+from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.answer_form import AnswerForm, as_messages
 from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
 from trainer.objectives.bases.labels import require_one_output
@@ -249,6 +250,7 @@ def _load(path: str, revision: str | None) -> _Loaded:
     if missing := sorted(info["missing_keys"]):
         what = f"is no reward model: its weights lack {', '.join(missing[:5])}, so rewards would be random"
         raise ModelError(path, what, "use a model with one output for a text, such as one of the objective `reward`")
+    align_weights(network)
     return _Loaded(put_padding_before_text(network).eval(), tokenizer, limit)
 
 
