@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
+from params.foundation.installation import install_extra
 from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8
@@ -139,8 +140,8 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
 
         values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
     except ImportError:
-        what, fix = "is a workbook of Excel, which openpyxl reads, and that is not installed", "pip install openpyxl"
-        raise DataError(str(path), what, f"{fix}; then run this again") from None
+        what = "is a workbook of Excel, which openpyxl reads, and that is not installed"
+        raise DataError(str(path), what, f"{install_extra('excel')}; then run this again") from None
     except Exception as error:  # openpyxl says in many ways that a part is missing or broken
         what = f"cannot be read as a workbook: {error}"
         raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
