@@ -35,6 +35,7 @@ from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
 from params.schema import AdapterForm
 from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
+from tasks.ingestion.links import LINKED_PROJECT
 from tasks.ingestion.report import revisions_by_source
 from tasks.publishing.provenance import FILE
 from tasks.releases.reviewed import refuse_unreviewed_commit
@@ -109,6 +110,7 @@ class ProjectClone:
         path = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         # DVC_STAGE: as under DVC, the stage dies with this process.
         own = {**command_result.preallocate_result_file(result), "DVC_STAGE": name, "PYTHONPATH": path}
+        own[LINKED_PROJECT] = str(self.original)
         with subprocess.Popen(
             [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"],
             cwd=self.project,
