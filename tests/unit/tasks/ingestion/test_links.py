@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,8 +133,8 @@ def test_a_temporary_clone_reads_the_files_of_its_project(
         texts(pattern)
     monkeypatch.setenv(LINKED_PROJECT, str(project))
     assert texts(pattern) == ["honest"]
-    os.unlink("rows/a.csv")
-    os.symlink(project / "home/key.csv", "rows/a.csv")
+    Path("rows/a.csv").unlink()
+    Path("rows/a.csv").symlink_to(project / "home/key.csv")
     with pytest.raises(DataError, match="leads out"):
         texts(pattern)
 
