@@ -28,7 +28,7 @@ import psutil
 
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
-from params.foundation.secrets import without_secrets
+from params.foundation.secrets import lines_without_secrets
 from trainer.runtime import fork_server, forked
 from trainer.runtime.lifetime import die_with_parent, signal_process_group, stop_process_group
 
@@ -92,14 +92,14 @@ def run_python_module(
     assert process.stdout is not None
     last = ""
     try:
-        for line in map(without_secrets, filter(str.strip, _lines(process, limit_s))):
+        for line in lines_without_secrets(filter(str.strip, _lines(process, limit_s))):
             last = line
             log.info(line)
         status = process.wait()
     except BaseException as error:  # cancelled, SIGTERM, Ctrl-C, too long
         stop_process_group(process, grace_s)
-        for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
-            log.info(without_secrets(line))
+        for line in lines_without_secrets(filter(str.strip, _lines(process))):  # what it wrote while it stopped
+            log.info(line)
         if isinstance(error, KeyboardInterrupt):
             ended = command_result.read_result_file(artifacts.command_result)
             kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from params.foundation.errors import RecipeError
+from params.foundation.installation import install_module
 from params.loading import suggestion
 from params.sections.base import IMPORTABLE, Call
 
@@ -45,7 +46,7 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
             fix = "write package.module:name, as Python imports it in the project's root"
             raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{place}", fix) from error
         what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
-        raise RecipeError.at(key, what, f"pip install {error.name}") from error
+        raise RecipeError.at(key, what, install_module(error.name or module_name)) from error
     except Exception as error:
         what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error

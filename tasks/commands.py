@@ -259,6 +259,9 @@ def try_model(
         ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print a line of JSON for each text.")] = False,
+    no_limits: Annotated[
+        bool, Option("--no-limits", help="Let it take any time and memory: for models that you trust.")
+    ] = False,
 ) -> None:
     """Let a published model answer texts.
 
@@ -269,7 +272,7 @@ def try_model(
     from tasks.inference.tried_model import AnswerOptions
 
     options = AnswerOptions(max_new_tokens, temperature, read_lines(among) if among else ())
-    try_model(name, texts or (), against=against, options=options, as_json=as_json)
+    try_model(name, texts or (), against=against, options=options, as_json=as_json, is_bounded=not no_limits)
 
 
 @app.command("hub")

@@ -18,6 +18,7 @@ from params.foundation.artifacts import translate_disk_errors
 from params.foundation.errors import (
     EvergreenError,
     KilledError,
+    ModelError,
     StorageError,
     error_class_of_exit_code,
     error_from_json,
@@ -61,13 +62,27 @@ def report_result_on_exit() -> Iterator[None]:
     outer, path = list(_reserved), os.environ.pop(VARIABLE, None)
     _reserved[:] = [Path(path)] if path else []
     try:
-        yield
+        with _name_panics():
+            yield
         report_to_starter(None)
     except EvergreenError as error:
         report_to_starter(error)
         raise
     finally:
         _reserved[:] = outer
+
+
+@contextlib.contextmanager
+def _name_panics() -> Iterator[None]:
+    """Turn a panic of a library in Rust, which is no Exception, into an error: files of others have caused it where nothing has named them."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        what = f"a library has given up at what it read: {error}"
+        fix = "look at the files that were given last, such as the tokenizer of a model: use others, or remove the odd pattern"
+        raise ModelError("a library", what, fix) from error
 
 
 @contextlib.contextmanager

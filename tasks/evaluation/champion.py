@@ -42,7 +42,7 @@ from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_reading import ReleaseReading
 from trainer.objectives.bases.sentence_transformers_files import MODULES
-from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.library_errors import as_remote_code_error, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 from trainer.start import ReleaseReference
 
@@ -112,7 +112,7 @@ def build_champion_reader(
     Raises:
         ModelError: it cannot read rows of this recipe.
     """
-    with translate_champion_errors(champion):
+    with translate_champion_errors(champion), panics_as_errors():
         check_safe_to_load(folder, adapter=True)
         objective, options, judged = objectives.build_objective(choice), None, None
         if made := ReleaseRecord.of(folder):

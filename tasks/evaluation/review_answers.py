@@ -19,6 +19,7 @@ from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import suggestion
 from tasks.ingestion.encodings import format_suffix
 from tasks.ingestion.formats import TABLE_SUFFIXES, read_cells
+from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state
@@ -70,6 +71,7 @@ def take_answers(recipe_path: Path, file: Path, *, may_be_new: bool) -> None:
     recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
     target, method = _find_target(recipe, recipe_path, artifacts), objectives.build_objective(recipe.objective)
     with hold_file_lock(artifacts.scratch / "review.lock", f"`evergreen review {artifacts.recipe} --take`"):
+        refuse_links_out_of_folder(Path(), str(file), [str(file)], "--take")
         kept, rows = _read_kept(recipe), [*read_cells(file, str(file))]
         answers, known = _corrections(rows, method), _corrections(kept, method) if kept else {}
         new = [one for key, one in _corrections([*kept, *rows], method).items() if key not in known]
@@ -110,8 +112,15 @@ def _find_target(recipe: Recipe, path: Path, artifacts: Artifacts) -> Path:
 def _read_kept(recipe: Recipe) -> _Rows:
     """Read the corrections that the recipe has in CSV files; validate compares with those in other files."""
     patterns = recipe.data.corrections.patterns.values() if recipe.data.corrections else ()
-    names = (name for pattern in patterns for name in sorted(glob.glob(pattern, recursive=True)))  # noqa: PTH207
+    names = [name for pattern in patterns for name in _matching(pattern)]
     return [row for name in names if format_suffix(name) in TABLE_SUFFIXES for row in read_cells(Path(name), name)]
+
+
+def _matching(pattern: str) -> list[str]:
+    refuse_linked_folders(Path(), pattern, "data.corrections")
+    names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    refuse_links_out_of_folder(Path(), pattern, names, "data.corrections")
+    return names
 
 
 def _corrections(rows: _Rows, method: Objective[Any]) -> dict[int, Correction]:

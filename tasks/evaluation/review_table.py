@@ -2,8 +2,8 @@
 
 `data.corrections` reads it with its column `corrected_label` filled in.
 
-A cell that a spreadsheet would take for a formula has an apostrophe before it (OWASP, CSV Injection,
-https://owasp.org/www-community/attacks/CSV_Injection). The mark at the beginning says UTF-8, which Excel would not guess.
+What a spreadsheet would take for a formula has an apostrophe before it (`tasks.validation.spreadsheet_cells`). The mark at the
+beginning says UTF-8, which Excel would not guess.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tasks.evaluation.suspects import Suspect
+from tasks.validation.spreadsheet_cells import guard_cell
 
 COLUMNS: Final = (
     *("split", "row_id", "text", "given_label", "suggested_label", "confidence"),
     *("why", "row_hash", "corrected_label"),
 )
 _MAX_TEXT: Final = 2000
-_FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""What a cell begins with that some spreadsheet takes for a formula; the last four are wide forms of the first."""
-_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)")
 
 
 def quote_text(text: str) -> str:
@@ -50,12 +47,11 @@ def review_csv(
         cells = (texts[one.row_id], one.given, one.suggested)
         more = (_cell(column.get(one.row_id)) for column in others.values())
         sure = "" if math.isnan(one.confidence) else f"{one.confidence:.3f}"
-        own = (sure, one.why, (hashes or {}).get(one.row_id, ""), "")
+        own = (sure, _cell(one.why), (hashes or {}).get(one.row_id, ""), "")
         table.writerow([one.split, one.row_id, *map(_cell, cells), *own, *more])
     return "\ufeff" + written.getvalue()
 
 
 def _cell(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
-    text = "" if value is None else quote_text(text)
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    return "" if value is None else guard_cell(quote_text(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 from params import DataError
 from tasks.inference.answer import ModelAnswer
+from tasks.inference.bounds import bounded_step
 from tasks.inference.published_model import DownloadedModel, ModelReference, fetch_published_model
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from trainer.model.adapters import is_adapter_folder
@@ -25,14 +27,22 @@ _GAP = "  |  "
 
 
 def try_model(
-    name: str, texts: Sequence[str], *, against: str | None, options: AnswerOptions, as_json: bool = False
+    name: str,
+    texts: Sequence[str],
+    *,
+    against: str | None,
+    options: AnswerOptions,
+    as_json: bool = False,
+    is_bounded: bool = True,
 ) -> None:
     """Print what a published model answers to texts, or to the lines of standard input.
+
+    Unless `is_bounded` is off, loading it and each answer may take so much time and memory as for the pages of a Hub.
 
     Raises:
         RecipeError: the name is of no recipe and no repository.
         HubRefusedError, TransientError: nothing is published there, or the Hub gives no clear answer.
-        ModelError: the model cannot be loaded, or fails.
+        ModelError: the model cannot be loaded, fails, or takes too much time or memory.
         DataError: there is no text, or one is too long.
     """
     asked = ModelReference.parse(name)
@@ -45,13 +55,24 @@ def try_model(
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
     signs_of_life.note("try: loads the model")
-    models = [AnsweringModel.load(one.folder, one.where) for one in files]
+    bounded = bounded_step if is_bounded else _unbounded
+    models = list[AnsweringModel]()
+    for one in files:
+        with bounded(one.where, "loading it"):
+            models.append(AnsweringModel.load(one.folder, one.where))
     if all(model.reads_several for model in models) and not options.among and len(texts) > 1:
         texts, options = texts[:1], replace(options, among=tuple(texts[1:]))
     signs_of_life.note("try: answers")
     for text in texts or _standard_input():
-        answers = [model.answer(text, options) for model in models]
+        answers = list[ModelAnswer]()
+        for model in models:
+            with bounded(model.where, "an answer"):
+                answers.append(model.answer(text, options))
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
+
+
+def _unbounded(_: str, __: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def read_lines(path: Path) -> tuple[str, ...]:

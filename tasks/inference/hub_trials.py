@@ -12,12 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
-
 from params import EvergreenError
 from tasks.hub_client.connection import open_local_repository
 from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
 from tasks.inference import trial_process
+from tasks.inference.bounds import TIMEOUT_S, memory_share
 from tasks.inference.published_model import MAIN, DownloadedModel, fetch_model_from_repository
 from trainer.model.adapters import CONFIG, BaseModelReference, is_adapter_folder
 
@@ -32,10 +31,10 @@ class HubModelAnswerer:
     `timeout_s`: for one answer, the loading of the model included. `memory_bytes`: for the models; None: half of this machine's.
     """
 
-    def __init__(self, folder: Path, *, timeout_s: float = 120.0, memory_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = None) -> None:
         self._folder = folder
         self._timeout_s = timeout_s
-        self._memory_bytes = memory_bytes or psutil.virtual_memory().total // 2
+        self._memory_bytes = memory_bytes or memory_share()
         self._own = tempfile.TemporaryDirectory(prefix="evergreen-try-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[str] | None = None
 

@@ -17,7 +17,7 @@ from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, transformers
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.padding import put_padding_before_text
-from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.library_errors import as_remote_code_error, panics_as_errors
 
 NEAREST: Final = "sentence-similarity"
 
@@ -108,7 +108,8 @@ def load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrain
 def load_errors(where: str, part: str = "") -> Iterator[None]:
     """Turn what transformers raises for a folder that it cannot load into a ModelError."""
     try:
-        yield
+        with panics_as_errors():
+            yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
         what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         fix = "name a model that transformers can load without code of its own"

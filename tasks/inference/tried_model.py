@@ -31,6 +31,7 @@ from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_lim
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
+from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.memory import import_network_code
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -139,7 +140,7 @@ class AnsweringModel:
             raise DataError("the text", "is empty", "write one")
         answer = self._answer_row if self._objective else getattr(self, model_loading.TASKS[self.task].method)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), panics_as_errors():
                 found: ModelAnswer = answer(text, options)
                 return found
         except (RuntimeError, ValueError, LookupError, TypeError) as error:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from params import DataError
+from tasks.ingestion.row_limit import BATCH_BYTES, MAX_ROW_BYTES, size_of_row, too_large_error
 from tasks.progress import reset_idle_timer
 from tasks.shards.split_rows import JSON, store_as_json, values_of_rows
 from trainer.data.shards import ROW, ROW_ID
@@ -64,10 +65,10 @@ def to_batches(rows: AddressedRows, written_numbers: Collection[str] = ()) -> Ba
     """Group rows into batches; a key that is missing from a row becomes null. Texts in `written_numbers` are numbers as they are written.
 
     Raises:
-        DataError: a column holds bytes beside text, or values of a type that Parquet does not have.
+        DataError: a row is too large, a column holds bytes beside text, or values of a type that Parquet does not have.
     """
     with contextlib.closing(rows):
-        while chunk := [_count(row) for row in islice(rows, BATCH_ROWS)]:
+        while chunk := _next_rows(rows):
             addresses = [address for address, _ in chunk]
             names = dict.fromkeys(name for _, row in chunk for name in row)
             for name in names:
@@ -92,9 +93,19 @@ def to_batches(rows: AddressedRows, written_numbers: Collection[str] = ()) -> Ba
             yield SourceBatch(rows_of_chunk, addresses.__getitem__, types)
 
 
-def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    reset_idle_timer()  # a source may take minutes for a row
-    return row
+def _next_rows(rows: AddressedRows) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the next rows, as many as are in memory together; DataError if one is too large."""
+    found, size = list[tuple[str, Mapping[str, Any]]](), 0
+    for address, row in islice(rows, BATCH_ROWS):
+        reset_idle_timer()  # a source may take minutes for a row
+        own = size_of_row(row)
+        if own > MAX_ROW_BYTES:
+            raise too_large_error(address)
+        found.append((address, row))
+        size += own
+        if size >= BATCH_BYTES:
+            break
+    return found
 
 
 def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 import pyarrow as pa
 
 from params import DataError
+from tasks.ingestion.row_limit import bounded_lines
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 _READERS = {".gz": "gzip -dc", ".bz2": "bzip2 -dc", ".zst": "zstd -dc"}
@@ -84,7 +85,7 @@ def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataErro
         return DataError(name, what, "write the file again, as UTF-8")
     offset = 0
     with open_as_utf8(path, name) as file:
-        for line, raw in enumerate(file, start=1):
+        for line, raw in enumerate(bounded_lines(file, name), start=1):
             try:
                 raw.decode()
             except UnicodeDecodeError as error:

@@ -14,12 +14,13 @@ from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches, is_utf8_encodable
 from tasks.ingestion.encodings import format_suffix
 from tasks.ingestion.file_index import FileRowIndex, index_file
+from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 
 
 class FileSource:
     """The files that match a pattern, one pattern for each split.
 
-    Relative patterns start from `folder`, which errors call `place`.
+    Relative patterns start from `folder`, which errors call `place`. Links may lead to files `within` another folder.
 
     Raises:
         DataError: a pattern matches no file, or a file of an unknown format.
@@ -30,12 +31,15 @@ class FileSource:
         patterns: Mapping[str, str],
         folder: Path,
         text_unit: formats.TextUnit = "paragraph",
+        *,
         place: str = "",
         memory: Callable[[str], Path | None] = lambda _: None,
+        within: Path | None = None,
     ) -> None:
         self._folder = folder
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
+        self._within = within
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
         self._indexes: dict[str, FileRowIndex] = {}
         self._memory = memory
@@ -100,6 +104,7 @@ class FileSource:
     def _match(self, split: str, pattern: str) -> list[str]:
         key, found, names = f"data.source.{split}", [pattern], list[str]()
         if not (self._folder / pattern).is_file():
+            refuse_linked_folders(self._folder, pattern, key)
             found = glob.glob(pattern, root_dir=self._folder, recursive=True)  # noqa: PTH207 - takes absolute paths too
         for name in sorted(found):
             path = self._folder / name
@@ -114,6 +119,7 @@ class FileSource:
                 raise DataError.at(key, f"{pattern}: is a folder", fix)
             what = f"{pattern}: no file matches" + ("" if Path(pattern).is_absolute() else f" in {self._place}")
             raise DataError.at(key, what, "check the path; `**` stands for any number of folders")
+        refuse_links_out_of_folder(self._folder, pattern, names, key, self._within)
         for name in names:
             if not is_utf8_encodable(name):
                 raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")

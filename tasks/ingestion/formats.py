@@ -23,13 +23,19 @@ from params import DataError
 from tasks.ingestion import encodings
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, SourceBatch, to_batches
 from tasks.ingestion.json_files import PLACE_ROWS, has_row_per_line, read_json_items, read_json_lines
+from tasks.ingestion.row_limit import (
+    MAX_ROW_BYTES,
+    bounded_memory,
+    bounded_slices,
+    read_bounded_line,
+    too_large_error,
+)
 
 TextUnit = Literal["line", "paragraph", "file"]
 JSON_SUFFIXES = (".jsonl", ".json")
 TABLE_SUFFIXES = (".csv", ".tsv")
 SUFFIXES = (*TABLE_SUFFIXES, *JSON_SUFFIXES, ".parquet", ".txt")
 """Suffixes of files that can be read; those of text may have one of `COMPRESSIONS` behind it."""
-_MAX_CELL_BYTES = 64 << 20
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 """What can separate the columns of a CSV file."""
 _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")  # below 2**63; `007` is text, not a number, and so is `-0`
@@ -144,8 +150,8 @@ def open_table(path: Path, name: str) -> Iterator[tuple[_Lines, Iterator[tuple[s
     """Open a CSV file, and give its lines, its records, the header first, and what separates its columns."""
     delimiter = find_delimiter(path, name)
     with encodings.open_as_utf8(path, name) as file:
-        lines = _Lines(file, encodings.START)
-        yield lines, _csv_cells(lines, name, delimiter), delimiter
+        lines = _Lines(file, name, encodings.START)
+        yield lines, _csv_cells(lines, delimiter), delimiter
 
 
 def find_delimiter(path: Path, name: str) -> str:
@@ -153,7 +159,7 @@ def find_delimiter(path: Path, name: str) -> str:
     if encodings.format_suffix(path) == ".tsv":
         return "\t"
     with encodings.open_as_utf8(path, name) as file:
-        header = file.readline().partition(b"\r")[0]
+        header = read_bounded_line(file, f"{name}:1").partition(b"\r")[0]
     return next((one for one in DELIMITERS if one.encode() in header), ",")
 
 
@@ -180,7 +186,7 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str,
 def _csv_rows(
     file: IO[bytes], name: str, columns: CsvColumns, begin: encodings.TextFilePosition, delimiter: str
 ) -> AddressedRows:
-    records = _csv_cells(_Lines(file, begin), name, delimiter, len(columns))
+    records = _csv_cells(_Lines(file, name, begin), delimiter, len(columns))
     for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
         # An empty cell is null in a numeric column, and empty text elsewhere. Numbers with decimals stay as they are written.
         values = (
@@ -193,16 +199,19 @@ def _csv_rows(
 class _Lines:
     """The lines of a file of text that is open at a place. They end as in a file opened with `newline=""`."""
 
-    def __init__(self, file: IO[bytes], begin: encodings.TextFilePosition) -> None:
-        self._file, self.offset, self.line = file, begin.offset, begin.line
+    def __init__(self, file: IO[bytes], name: str, begin: encodings.TextFilePosition) -> None:
+        self._file, self._name, self.offset, self.line = file, name, begin.offset, begin.line
         self._rest: list[str] = []
+        self._record, self._where = begin.offset, f"{name}:{begin.line}"
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         if not self._rest:
-            raw = self._file.readline()
+            raw = read_bounded_line(self._file, self._where)
+            if self.offset - self._record > MAX_ROW_BYTES:
+                raise too_large_error(self._where)
             text = raw.decode("utf-8" if self.offset else "utf-8-sig")
             self.offset += len(raw)
             self._rest = [*io.StringIO(text, newline="")][::-1] if "\r" in text else [text][: len(raw)]
@@ -211,20 +220,25 @@ class _Lines:
         self.line += 1
         return self._rest.pop()
 
+    def begin_record(self) -> str:
+        """Let a record begin at the next line, and return its address."""
+        self._record, self._where = self.offset, f"{self._name}:{self.line}"
+        return self._where
+
     @property
     def is_between(self) -> bool:
         """Whether reading can begin at the next line: it begins after a line feed."""
         return not self._rest
 
 
-def _csv_cells(lines: _Lines, name: str, delimiter: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
+def _csv_cells(lines: _Lines, delimiter: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Yield the address and the cells of each record; each has as many as the first, or `width`."""
-    csv.field_size_limit(_MAX_CELL_BYTES)
+    csv.field_size_limit(MAX_ROW_BYTES)
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
-    line = lines.line
+    next_where = lines.begin_record()
     try:
         for cells in reader:
-            where, line = f"{name}:{line}", lines.line
+            where, next_where = next_where, lines.begin_record()
             if not cells:
                 continue  # a blank line
             width = width or len(cells)
@@ -235,7 +249,7 @@ def _csv_cells(lines: _Lines, name: str, delimiter: str, width: int = 0) -> Iter
             yield where, cells
     except csv.Error as error:
         fix = 'close every quote, and write a quote inside a quoted cell twice: "say ""hi"""'
-        raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
+        raise DataError(next_where, f"malformed CSV: {error}", fix) from error
 
 
 def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | None) -> Batches:
@@ -244,14 +258,25 @@ def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | No
     stop = starts[-1] if rows is None else first + rows
     groups = [i for i in range(len(sizes)) if starts[i] < stop and starts[i + 1] > first]
     begin = starts[groups[0]] if groups else first
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else ():
+    for batch in _decoded(file, name, groups):
         skip = max(0, first - begin)
-        found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
-        if len(found):
-            yield SourceBatch(found, lambda row, start=begin + skip: f"{name} row {start + row}")  # type: ignore[misc]
+        found, at = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip)), begin + skip
+        for part in bounded_slices(found, name, at) if len(found) else ():
+            yield SourceBatch(part, lambda row, start=at: f"{name} row {start + row}")  # type: ignore[misc]
+            at += len(part)
         begin += len(batch)
         if begin >= stop:
             return
+
+
+def _decoded(file: pq.ParquetFile, name: str, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    batches = file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else iter(())
+    while True:
+        with bounded_memory(name):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 @contextlib.contextmanager
@@ -271,11 +296,17 @@ def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
 def _text_units(file: io.BufferedReader, name: str, unit: TextUnit) -> Iterator[tuple[str, str]]:
     with io.TextIOWrapper(file, "utf-8-sig") as text:
         if unit == "file":
-            yield name, text.read()
+            whole = text.read(MAX_ROW_BYTES + 1)
+            if len(whole) > MAX_ROW_BYTES:
+                raise too_large_error(name)
+            yield name, whole
             return
         lines: list[str] = []
-        number = 0
-        for number, line in enumerate(text, start=1):
+        number = size = 0
+        for number, line in enumerate(iter(lambda: text.readline(MAX_ROW_BYTES + 1), ""), start=1):
+            size = len(line) + (size if lines else 0)
+            if size > MAX_ROW_BYTES:
+                raise too_large_error(f"{name}:{number - len(lines)}")
             if line.strip():
                 lines.append(line.rstrip("\n"))
             if lines and (unit == "line" or not line.strip()):

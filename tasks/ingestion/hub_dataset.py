@@ -75,9 +75,11 @@ class HubSource:
                 token=self._token,
                 allow_patterns=sorted(patterns),
             )
-        return FileSource(
-            self._patterns, Path(folder), place=f"{self._source.repo_id} at {revision}", memory=self._memory
-        )
+        place, cached = (
+            f"{self._source.repo_id} at {revision}",
+            Path(folder).parents[1],
+        )  # whose blobs the files are links to
+        return FileSource(self._patterns, Path(folder), place=place, memory=self._memory, within=cached)
 
     @property
     def _endpoint(self) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from params import DataError
 from tasks.ingestion.batches import AddressedRows
 from tasks.ingestion.encodings import START, TextFilePosition, escapes_fix, open_as_utf8
+from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, read_bounded_line, too_large_error
 
 PLACE_ROWS = 512
 """Rows from one place to the next, about."""
@@ -44,7 +45,7 @@ def index_json_lines(path: Path, known: Sequence[TextFilePosition] = ()) -> tupl
     rows, line, offset = begin.row, begin.line, begin.offset
     with path.open("rb") as file:
         file.seek(offset)
-        while block := file.read(_BLOCK_BYTES) + file.readline():
+        while block := _read_whole_lines(file, str(path), line):
             data = np.frombuffer(block, np.uint8)
             starts = np.concatenate([[0], np.flatnonzero(data[:-1] == ord("\n")) + 1])
             is_row = data[starts] == ord("{")
@@ -62,9 +63,17 @@ def index_json_lines(path: Path, known: Sequence[TextFilePosition] = ()) -> tupl
     return places, rows
 
 
+def _read_whole_lines(file: IO[bytes], name: str, first: int) -> bytes:
+    """Return the next lines, of which the first has the number `first`."""
+    block = file.read(_BLOCK_BYTES)
+    lines = block.count(b"\n")
+    return block + read_bounded_line(file, f"{name}:{first + lines}")
+
+
 def read_json_lines(file: IO[bytes], path: Path, name: str, begin: TextFilePosition) -> AddressedRows:
     """Yield the object of each line."""
-    for number, raw in enumerate(file, start=begin.line):
+    lines = bounded_lines(file, name, begin.line)
+    for number, raw in enumerate(lines, start=begin.line):
         line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
         if not line.strip():
             continue
@@ -72,7 +81,7 @@ def read_json_lines(file: IO[bytes], path: Path, name: str, begin: TextFilePosit
         try:
             row = _DECODER.decode(line)
         except (ValueError, RecursionError) as error:
-            if _is_cut_off(line, error, file):
+            if _is_cut_off(line, error, lines):
                 raise DataError(
                     where, "malformed JSON: the line ends within a text", "complete it, or remove it"
                 ) from error
@@ -118,6 +127,8 @@ def read_json_items(file: io.BufferedReader, path: Path, name: str) -> Addressed
             except (ValueError, RecursionError) as error:
                 problem = str(error)
             if problem:
+                if len(rest) - at > MAX_ROW_BYTES:
+                    raise too_large_error(where)
                 block = text.read(max(_BLOCK_BYTES, len(rest) - at))
                 if not block and (is_array or rest.endswith("]")):
                     raise _malformed(where, problem, path, "write the file again")

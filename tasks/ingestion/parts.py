@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from params import RecipeError
+from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import WrittenPart, part_file_name, write_part_shards
 from tasks.ingestion.row_choice import RowChoice
+from tasks.ingestion.row_limit import MAX_PART_BYTES, size_of_batch
 from tasks.ingestion.source import OpenedSource
 from tasks.ingestion.split_assigner import SplitAssigner, canonical_json
 from tasks.progress import iterate_with_progress
@@ -36,6 +37,7 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
+_MEASURED_BYTES = 1 << 30
 
 
 def write_parts(
@@ -74,7 +76,11 @@ def _write(
     times, keys, names = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)], dict[str, None]()
 
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
+        size = 0
         for source_batch in part[1]:
+            size += size_of_batch(source_batch.rows)
+            if size > MAX_PART_BYTES:
+                raise _too_large_part(source_batch)
             read = to_readable_batch(source_batch)
             names.update(dict.fromkeys(read[0].rows.schema.names))
             batch, rows, taken = choice.apply(*read)
@@ -94,6 +100,12 @@ def _write(
     untimed = len(every) - len(known)
     more: Any = {"names": tuple(names), "untimed": untimed, "keys": np.concatenate(keys)}
     return replace(written, earliest_us=earliest, latest_us=latest, **more)
+
+
+def _too_large_part(batch: SourceBatch) -> DataError:
+    what = f"the rows up to here have more than {MAX_PART_BYTES >> 30} GiB together, and are kept in memory together"
+    fix = "put rows as long as these first, so that parts get fewer rows; a small file can stand for very many bytes"
+    return DataError(batch.address(0), what, fix)
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> NDArray[np.uint64]:
@@ -157,10 +169,11 @@ def read_file_ranges(pieces: Iterable[FileRowRange]) -> Batches:
 
 def _first(batches: Batches) -> list[SourceBatch]:
     """Read the batches that the first rows are in."""
-    first, count = list[SourceBatch](), 0
-    while count < _MEASURED_ROWS and (batch := next(batches, None)):
+    first, count, size = list[SourceBatch](), 0, 0
+    while count < _MEASURED_ROWS and size < _MEASURED_BYTES and (batch := next(batches, None)):
         first.append(batch)
         count += len(batch.rows)
+        size += size_of_batch(batch.rows)
     return first
 
 

@@ -16,6 +16,7 @@ import sqlalchemy
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from params import DataError, EvergreenError, RecipeError, TransientError
+from params.foundation.installation import install_module
 from params.sections.data import RowsFromSql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
@@ -68,7 +69,7 @@ class SqlSource:
             raise self._option_error(error) from None
         except ImportError as error:
             what = f"the driver of `{url.drivername}` is not installed"
-            raise RecipeError.at("data.source.url", what, f"install it with `pip install {error.name}`") from None
+            raise RecipeError.at("data.source.url", what, install_module(error.name or url.drivername)) from None
 
     @cached_property
     def revision(self) -> str:

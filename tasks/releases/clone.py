@@ -1,7 +1,8 @@
 """A temporary clone of the project, in which a release is made again: its code, its recipe, the files that this names, its rows.
 
 This project is not changed. Files that the recipe names and git does not have (data, a base model) are links to this project.
-The recipe must be in git or in this project: a recipe can name code, and one that only the Hub has is not run unseen. The rows,
+The recipe must be in git or in this project: a recipe can name code, and one that only the Hub has is not run unseen. Nor is a
+commit that only the Hub names (`tasks.releases.reviewed`). The rows,
 and the model of another recipe that it starts from, come from DVC, which runs as a command: the release's record of dvc.lock
 names them, the project's cache and remotes may hold them.
 """
@@ -18,8 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,8 +35,10 @@ from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
 from params.schema import AdapterForm
 from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
+from tasks.ingestion.links import LINKED_PROJECT
 from tasks.ingestion.report import revisions_by_source
 from tasks.publishing.provenance import FILE
+from tasks.releases.reviewed import refuse_unreviewed_commit
 from trainer.data import shards
 from trainer.runtime.lifetime import stop_process_group
 from trainer.start import ReleaseReference
@@ -106,6 +110,7 @@ class ProjectClone:
         path = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         # DVC_STAGE: as under DVC, the stage dies with this process.
         own = {**command_result.preallocate_result_file(result), "DVC_STAGE": name, "PYTHONPATH": path}
+        own[LINKED_PROJECT] = str(self.original)
         with subprocess.Popen(
             [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"],
             cwd=self.project,
@@ -134,18 +139,18 @@ class ProjectClone:
 
 @contextlib.contextmanager
 def clone_project_in_block(
-    root: Path, commit: str, release: ReproducibleRelease, *, keep: bool
+    root: Path, commit: str, release: ReproducibleRelease, *, keep: bool, trusted: Collection[str] = ()
 ) -> Iterator[ProjectClone]:
-    """Clone the project at `commit`, and remove the clone at the end.
+    """Clone the project at `commit`, and remove the clone at the end. Commits in `trusted` need to be in no branch.
 
     Raises:
-        ModelError: the project is not in a git repository, or its repository does not have the commit.
+        ModelError: the project is not in a git repository, its repository does not have the commit, or no branch of the project does.
         StorageError: no temporary folder can be created.
     """
 
     def git(problem: str, *arguments: str) -> str:
         try:
-            return _run("git", ["git", *arguments], root.absolute(), {}).strip()
+            return _run("git", ["git", "--no-replace-objects", *arguments], root.absolute(), {}).strip()
         except TransientError as error:
             raise ModelError(release.where, f"{problem}: {error.what}", "run this in a clone of the project") from None
 
@@ -153,6 +158,8 @@ def clone_project_in_block(
     inside = git("this is not a git repository", "rev-parse", "--show-prefix")
     unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
     git(unknown, "cat-file", "-e", f"{commit}^{{commit}}")
+    if commit not in trusted:
+        refuse_unreviewed_commit(partial(git, "it is unknown which branches have its commit"), commit, release.where)
     with translate_disk_errors(Path(tempfile.gettempdir())):
         folder = Path(tempfile.mkdtemp(prefix="evergreen-reproduce-")).resolve()
     target = folder / top.relative_to(top.anchor)

@@ -40,13 +40,20 @@ def reproduce(
     chain: Annotated[
         bool, Option("--chain", help="Train again the release that it started from, too, and so on to the first.")
     ] = False,
+    trust_commit: Annotated[
+        list[str] | None,
+        Option(
+            metavar="COMMIT", help="Run the code of this commit, which no branch of the project has. Read it first."
+        ),
+    ] = None,
 ) -> None:
     """Train a release again, and compare the weights.
 
-    Works in a temporary clone of this project. Succeeds if the weights have the same hash.
+    Works in a temporary clone of this project. Succeeds if the weights have the same hash. Runs the code that the release names,
+    if a branch of this project has it.
     """
     from tasks.hub_client.connection import find_repository_endpoint
     from tasks.releases.reproduce import reproduce
 
     endpoint = find_repository_endpoint(target.partition("@")[0])
-    reproduce(Path(), target, endpoint=endpoint, keep=keep, chain=chain)
+    reproduce(Path(), target, endpoint=endpoint, keep=keep, chain=chain, trusted=trust_commit or ())

@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +43,19 @@ _MAX_WEIGHTS = 64 << 20
 """Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
-def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False, chain: bool = False) -> None:
+def reproduce(
+    root: Path,
+    target: str,
+    *,
+    endpoint: str,
+    keep: bool = False,
+    chain: bool = False,
+    trusted: Collection[str] = (),
+) -> None:
     """Make a release again in a temporary clone, and compare its weights.
 
     Of the releases that it started from, one after the other, the weights are looked for on the Hub; with `chain`, each is made again.
+    Only code runs that a branch of the project has, or a commit in `trusted`.
 
     Raises:
         RecipeError: `target` is malformed, or the release's recipe is neither in git nor in this project.
@@ -57,10 +66,10 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False, cha
     """
     release = _read_release(root, target, endpoint)
     parents = _read_parents(root, release, needs_all=chain)
-    _make_again(root, release, keep=keep)
+    _make_again(root, release, keep=keep, trusted=trusted)
     for parent in parents if chain else ():
         logger.info("reproduce: the release before it")
-        _make_again(root, parent, keep=keep)
+        _make_again(root, parent, keep=keep, trusted=trusted)
 
 
 def _read_parents(root: Path, release: ReproducibleRelease, *, needs_all: bool) -> list[ReproducibleRelease]:
@@ -87,7 +96,7 @@ def _read_parents(root: Path, release: ReproducibleRelease, *, needs_all: bool) 
     return found
 
 
-def _make_again(root: Path, release: ReproducibleRelease, *, keep: bool) -> None:
+def _make_again(root: Path, release: ReproducibleRelease, *, keep: bool, trusted: Collection[str]) -> None:
     record, recipe = release.record, release.record.recipe
     commit = record.git_commit
     if commit is None or not re.fullmatch("[0-9a-f]{40}", commit):
@@ -95,7 +104,10 @@ def _make_again(root: Path, release: ReproducibleRelease, *, keep: bool) -> None
         if commit and commit.endswith("+"):
             what = f"cannot be made again: its code was commit {commit[:-1]} with uncommitted changes"
         raise ModelError(release.where, what, "commit, train again and publish that model")
-    with _end_on_sigterm(), clone_project_in_block(root, commit, release, keep=keep) as clone:
+    with (
+        _end_on_sigterm(),
+        clone_project_in_block(root, commit, release, keep=keep, trusted=trusted) as clone,
+    ):
         write_recipe_and_link_files(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
         restore_or_link_models(clone, release)

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,16 +17,22 @@ from typing import Any, Final
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
+from params.foundation.installation import install_extra
 from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8
 from tasks.ingestion.formats import translate_read_errors
+from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, too_large_error
 from tasks.ingestion.source import open_source
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
 from tasks.scaffold.sources import converted_name, list_matching_files
 
+_WORD_BYTES: Final = 16
+"""Of two references."""
+_BOOK_BYTES: Final = 1 << 30
+"""The most that a workbook has, unpacked."""
 _TAG: Final = re.compile(r"O|[BIESLU]-\S+", re.IGNORECASE)
 
 
@@ -111,36 +118,48 @@ def _tagged_texts(path: Path) -> Iterator[Row]:
 
     Lines that begin with `# ` and do not end in a tag are comments.
     """
-    with translate_read_errors(path, str(path)), open_as_utf8(path, str(path)) as file:
-        text = file.read().decode("utf-8-sig")
-    lines = [re.split(r"[ \t]+", line.strip(" \t\r")) for line in text.split("\n")]
-    filled = [parts for parts in lines if parts != [""]]
-    if 2 * sum(len(parts) > 2 and not _TAG.fullmatch(parts[-1]) for parts in filled) > len(filled):
+    filled = odd = 0
+    for parts in _tagged_lines(path):
+        filled += parts != [""]
+        odd += len(parts) > 2 and not _TAG.fullmatch(parts[-1])
+    if 2 * odd > filled:
         fix = "write a word and its tag in each line, or rows with text and spans as JSON lines"
         raise DataError(str(path), "has lines that do not end in tags such as O, B-PER and I-PER", fix)
-    words, tags = list[str](), list[str]()
-    for number, parts in enumerate([*lines, [""]], start=1):
+    words, tags, size = list[str](), list[str](), 0
+    for number, parts in enumerate(itertools.chain(_tagged_lines(path), [[""]]), start=1):
         if parts[0] == "#" and not _TAG.fullmatch(parts[-1]):
             continue
         if len(parts) == 1 and parts[0] not in ("", "-DOCSTART-"):
             raise DataError(f"{path}:{number}", "has no tag", "write a word and its tag in each line")
         if parts[0] not in ("", "-DOCSTART-"):
+            size += len(parts[0]) + len(parts[-1]) + _WORD_BYTES
+            if size > MAX_ROW_BYTES:
+                raise too_large_error(f"{path}:{number - len(words)}")
             words.append(parts[0])
             tags.append(parts[-1])
         elif words:
             yield {"tokens": words, "tags": tags}
-            words, tags = [], []
+            words, tags, size = [], [], 0
+
+
+def _tagged_lines(path: Path) -> Iterator[list[str]]:
+    """Yield what spaces divide each line into."""
+    with translate_read_errors(path, str(path)), open_as_utf8(path, str(path)) as file:
+        for number, raw in enumerate(bounded_lines(file, str(path))):
+            line = raw.decode("utf-8" if number else "utf-8-sig")
+            yield re.split(r"[ \t]+", line.removesuffix("\n").strip(" \t\r"))
 
 
 def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
     """Write a sheet of a workbook as CSV, without empty rows and columns."""
+    _check_unpacked_size(path)
     try:
         import openpyxl
 
         values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
     except ImportError:
-        what, fix = "is a workbook of Excel, which openpyxl reads, and that is not installed", "pip install openpyxl"
-        raise DataError(str(path), what, f"{fix}; then run this again") from None
+        what = "is a workbook of Excel, which openpyxl reads, and that is not installed"
+        raise DataError(str(path), what, f"{install_extra('excel')}; then run this again") from None
     except Exception as error:  # openpyxl says in many ways that a part is missing or broken
         what = f"cannot be read as a workbook: {error}"
         raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
@@ -165,6 +184,15 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
     write_text_atomically(to, text.getvalue())
     others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
     print(f"wrote the {len(rows):,} lines of sheet {name} into {to}{others}")
+
+
+def _check_unpacked_size(path: Path) -> None:
+    """Refuse a workbook, which is a ZIP file, that takes much memory; what is no ZIP file is refused later."""
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as book:
+        size = sum(part.file_size for part in book.infolist())
+        if size > _BOOK_BYTES:
+            what = f"has {size / 2**30:.1f} GiB unpacked, and {_BOOK_BYTES >> 30} GiB is the most"
+            raise DataError(str(path), what, "save its sheets as CSV files with the program that wrote it")
 
 
 def _as_written(cell: Any) -> str:

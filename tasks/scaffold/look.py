@@ -6,7 +6,7 @@ import contextlib
 import json
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -17,6 +17,7 @@ from params import DataError
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.file_index import FileRowIndex
+from tasks.ingestion.row_limit import size_of_row
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
@@ -28,6 +29,7 @@ SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
 _BLOCK_ROWS: Final = 512
 _SCANNED_BYTES: Final = 512 << 20
+_SAMPLE_BYTES: Final = 512 << 20
 """Files up to this size together are read to their end, to count the rows and to look at all parts of them."""
 Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
@@ -309,11 +311,13 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         indexes = opened.indexes(split) if is_scanned else None
         if indexes is not None:
             totals[split] = sum(index.rows for index in indexes)
-            read[split] = list(_spread(indexes))
+            read[split] = _sampled(_spread(indexes))
         else:
             with contextlib.closing(opened.batches(split)) as batches:
-                read[split] = list(islice((row for batch in batches for row in _rows(batch)), SAMPLE_ROWS))
-            totals[split] = len(read[split]) if len(read[split]) < SAMPLE_ROWS else None
+                rows_left = (row for batch in batches for row in _rows(batch))
+                read[split] = _sampled(islice(rows_left, SAMPLE_ROWS))
+                is_whole = len(read[split]) < SAMPLE_ROWS and next(rows_left, None) is None
+            totals[split] = len(read[split]) if is_whole else None
         if not read[split]:
             raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
     rows = {split: [row for row, _ in own] for split, own in read.items()}
@@ -323,6 +327,17 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
             rows = {split: [{**row, name: as_text(row.get(name))} for row in own] for split, own in rows.items()}
     patterns = source.patterns if isinstance(source, RowsFromFiles) else {}
     return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()}, patterns)
+
+
+def _sampled(rows: Iterable[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Return rows up to the number of bytes that a sample may have."""
+    found, size = list[tuple[Row, Row]](), 0
+    for pair in rows:
+        found.append(pair)
+        size += size_of_row(pair[0])
+        if size > _SAMPLE_BYTES:
+            break
+    return found
 
 
 def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:

@@ -16,6 +16,7 @@ from params.sections.base import repo_id_problem
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.encodings import COMPRESSIONS, format_suffix
 from tasks.ingestion.formats import SUFFIXES
+from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.scaffold import hub
 from tasks.scaffold.file_heads import OTHER_FORMATS, TAGGED_SUFFIXES, guess_text_unit, refuse_misreadable_file
 from tasks.scaffold.request import NewRecipeRequest
@@ -195,11 +196,15 @@ def _pattern(files: Sequence[str], readable: Sequence[str]) -> str:
 
 
 def list_matching_files(pattern: str, root: Path) -> list[str]:
-    """Return the files of a path or glob, relative to `root`."""
+    """Return the files of a path or glob, relative to `root`; DataError if one is a link out of its folder."""
     if (root / pattern).is_file():
-        return [pattern]
-    found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
-    return sorted(name for name in found if (root / name).is_file())
+        names = [pattern]
+    else:
+        refuse_linked_folders(root, pattern, pattern)
+        found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
+        names = sorted(name for name in found if (root / name).is_file())
+    refuse_links_out_of_folder(root, pattern, names, pattern)
+    return names
 
 
 def path_in_project(path: str, root: Path) -> str:

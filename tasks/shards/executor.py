@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import KilledError, RecipeError, TransientError
+from params.foundation.installation import install_extra
 from trainer.runtime.forked import multiprocessing_server_is_forked
 from trainer.runtime.memory import reduce_garbage_collection, return_freed_memory
 
@@ -160,7 +161,7 @@ def connect_to_cluster(address: str) -> Iterator[Client]:
         from distributed import Client, KilledWorker
         from distributed.comm.core import CommClosedError
     except ImportError as error:
-        fix = "install the extra `cluster`, for example with `pip install evergreen[cluster]`"
+        fix = f"install the extra `cluster`: {install_extra('cluster')}"
         raise RecipeError.at(_CLUSTER_KEY, "Dask is not installed", fix) from error
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it logs is raised as well
     with contextlib.ExitStack() as stack:

@@ -33,6 +33,7 @@ from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 from trainer.objectives.bases.texts import Tokenizer
+from trainer.runtime.library_errors import panics_as_errors
 
 logger = logging.getLogger(__name__)
 IS_CUT: Final = "is_cut"
@@ -65,7 +66,8 @@ class RowEncoder:
             split, self.objective.encode
         )
         try:
-            return encode(rows, self.tokenizer, self.max_length, self.state)
+            with panics_as_errors():
+                return encode(rows, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
             if len(rows) > 1:  # one by one, to find the row
                 return [encoded for row in rows for encoded in self.encode([row], split=split)]

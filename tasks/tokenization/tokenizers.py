@@ -11,7 +11,7 @@ from typing import Any
 from params import ModelError, TransientError
 from params.sections.rows import Tokenization, TrainTokenizer
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
-from trainer.runtime.library_errors import as_remote_code_error, is_hub_away
+from trainer.runtime.library_errors import as_remote_code_error, is_hub_away, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 
 END_OF_TEXT = "<|endoftext|>"
@@ -100,9 +100,10 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
     """
     try:
         revision = check_safe_to_load(path, revision, weights=False)
-        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-            path, revision=revision or "main", trust_remote_code=False
-        )
+        with panics_as_errors():
+            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+                path, revision=revision or "main", trust_remote_code=False
+            )
     except (OSError, ValueError) as error:
         if is_hub_away(error):
             fix = "check the network, then run the stage again"

@@ -30,6 +30,7 @@ from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import NUMBER, SplitRows, table_of_values, values_of_column
 from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
+from tasks.validation.spreadsheet_cells import read_guarded_cell
 from trainer.data.shards import ROW, ROW_ID, Shard
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import ColumnKind, Row, format_row_hash, hash_but_labels, label_columns
@@ -42,8 +43,6 @@ WHY: Final = "why"
 DRAWN: Final = "random"
 """What it says of rows that were drawn at random."""
 _GROUP_ROWS: Final = 8192
-_ESCAPED: Final = re.compile(r"^'(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
-"""What review.csv writes before a cell that a spreadsheet would take for a formula."""
 
 
 @contextlib.contextmanager
@@ -182,7 +181,11 @@ def is_wrong(one: Correction, kinds: Mapping[str, ColumnKind]) -> bool:
     """Whether a row of review.csv had another label than the right one: in the column of the label, if it has that, or as `given_label`."""
     (name, right), *_ = one.labels.items()
     given = one.row.get(name)
-    given = _parse(given, kinds[name], one.where) if _is_filled(given) else one.row.get("given_label")
+    given = (
+        _parse(given, kinds[name], one.where)
+        if _is_filled(given)
+        else read_guarded_cell(str(one.row.get("given_label")))
+    )
     given, right = (sorted(map(str, own)) if isinstance(own, list) else str(own).strip() for own in (given, right))
     return bool(given != right)
 
@@ -203,11 +206,11 @@ def _parse(value: Any, kind: str, where: str) -> Any:
         raise DataError(where, f"{value!r} is no number", "write it with digits and a point, such as 3.5")
     if kind in ("labels", "record", "records") and isinstance(value, str):
         try:
-            return json.loads(value)
+            return json.loads(read_guarded_cell(value))
         except ValueError:
             fix = """write JSON: a list of all labels, such as ["a", "b"], or of records"""
             raise DataError(where, f"{value!r} is no list", fix) from None
-    return _ESCAPED.sub("", value, count=1).strip() if isinstance(value, str) else value
+    return read_guarded_cell(value).strip() if isinstance(value, str) else value
 
 
 def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path: Path) -> list[int]:

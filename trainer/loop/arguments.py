@@ -16,6 +16,7 @@ import pydantic
 
 from params import ModelError, Problem
 from params.distribution import read_parallelism_strategy
+from params.foundation.installation import install_module
 from params.loading import suggestion
 from params.schema import Launch, Training
 from params.sections.base import Direction
@@ -162,7 +163,7 @@ def find_launch_conflicts(training: Training, launch: Launch) -> list[Problem]:
         what = "fp16 scales its gradients, which needs a GPU, and torch finds none here"
         found.append(Problem(("training", "precision"), what, "use bf16, which CPUs can, or train on a GPU"))
     if given.get("use_liger_kernel") and torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is None:
-        add("use_liger_kernel", "liger-kernel is not installed", "pip install liger-kernel")
+        add("use_liger_kernel", "liger-kernel is not installed", install_module("liger_kernel"))
     if given.get("label_smoothing_factor") and training.loss is not None:
         what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from params import Problem
 from params.distribution import read_parallelism_strategy
+from params.foundation.installation import install_extra
 from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import micro_batch_and_accumulation
@@ -82,7 +83,7 @@ def why_optimizer_unavailable(name: str) -> tuple[str, str] | None:
         return what, f"use {name.replace('_8bit', '')}"
     if kind in PACKAGES and not _is_installed(PACKAGES[kind][0]):
         module, extra = PACKAGES[kind]
-        return f"{name} needs {module}, which is not installed", f"install it with `pip install 'evergreen[{extra}]'`"
+        return f"{name} needs {module}, which is not installed", f"install it with `{install_extra(extra)}`"
     if name == "adalomo" and not torch.cuda.is_available():
         return "adalomo needs a CUDA GPU, and torch finds none here", "use lomo, or train on a GPU"
     return None

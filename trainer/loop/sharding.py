@@ -14,6 +14,7 @@ from typing import Any
 
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, read_parallelism_strategy
+from params.foundation.installation import install_extra
 from params.schema import Launch
 from trainer.checkpoints.sealed import ResumePosition
 from trainer.objectives.bases.lazy_imports import torch, transformers
@@ -29,7 +30,7 @@ def check_deepspeed_installed(launch: Launch) -> None:
     """Raise ModelError if the launch section asks for DeepSpeed and it is not installed."""
     if read_parallelism_strategy(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
         what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
-        fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
+        fix = f"{install_extra('deepspeed')}, or use params/accelerate/fsdp2.yaml, which needs nothing more"
         raise ModelError("launch.accelerate_config", what, fix)
 
 

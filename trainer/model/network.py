@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import ModelError, Problem
+from params.foundation.installation import install_extra
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
@@ -102,7 +103,7 @@ def find_model_conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
         what = "quantization needs a pretrained model: adapters learn nothing on random weights"
         yield Problem(key, what, "set model.pretrained, or remove quantization")
     if importlib.util.find_spec("bitsandbytes") is None:
-        yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
+        yield Problem(key, "bitsandbytes is not installed", install_extra("quantization"))
 
 
 def write_merged_and_adapter(

@@ -28,6 +28,7 @@ from pydantic import Field, PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
+from params.foundation.installation import install_extra
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
@@ -156,7 +157,7 @@ class Embedding(Objective[Options]):
         yield from find_negative_problems(o.negative_columns, o.listed_negatives, o.mined_negatives, training)
         if importlib.util.find_spec("sentence_transformers") is None:
             what = "needs sentence-transformers, which loads a release before it is published"
-            yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
+            yield Problem(("objective", "name"), what, install_extra("embedding"))
         if training.loss:
             what = "has no effect: the loss compares all rows of the global batch"
             yield Problem(("training", "loss"), what, "remove it")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import Problem
+from params.foundation.installation import install_extra
 from params.loading import suggestion
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def find_tracker_problems(report_to: object) -> list[Problem]:
     for name in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
         if name in TRACKERS:
             if importlib.util.find_spec(name) is None:
-                found.append(Problem(_KEY, f"{name} is not installed", f"pip install 'evergreen[{name}]'"))
+                found.append(Problem(_KEY, f"{name} is not installed", install_extra(name)))
         elif name == "all":
             fix = f"name the trackers: {', '.join(TRACKERS)}"
             found.append(Problem(_KEY, "`all` depends on what is installed", fix))

@@ -6,10 +6,14 @@ words of their messages. Contract tests fail when a library changes them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from params import EvergreenError, ModelError, TransientError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _LOST_PEER = ("gloo", "connection closed by peer")
+_PANIC = ("pyo3_runtime", "PanicException")
 _OWN_CODE = "`trust_remote_code=True`"
 
 
@@ -59,3 +63,14 @@ def as_loading_error(where: str, error: Exception) -> EvergreenError:
     if isinstance(error, ImportError):
         fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
     return as_remote_code_error(where, error) or ModelError(where, f"cannot be loaded: {error}", fix)
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise a ValueError where a library in Rust panics, as tokenizers do at an odd pattern: that is no Exception, which nothing would catch."""
+    try:
+        yield
+    except BaseException as error:
+        if (type(error).__module__, type(error).__name__) != _PANIC:
+            raise
+        raise ValueError(f"the library that reads its tokenizer has given up: {error}") from None

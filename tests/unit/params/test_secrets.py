@@ -87,8 +87,24 @@ SECRETS = {
     "passwd=s3cret DB_PASS=s3cret MYSQL_PWD=s3cret ": "passwd=*** DB_PASS=*** MYSQL_PWD=*** ",
     "client_secret: s3cret, access_token=s3cret": "client_secret: ***, access_token=***",
     f"npm error //registry/:_auth npm_{'aB3' * 12} ya29.{'a0_-' * 20}": "npm error //registry/:_auth *** ***",
+    "https://host/x#access_token=s3cret&state=1": "https://host/x#access_token=***&state=1",
+    "host=db password='a s3cret' dbname=x": "host=db password='***' dbname=x",
+    "PWD={s3cret};": "PWD=***;",
+    f"GITLAB_TOKEN={'aB3' * 8}, token: {'aB3' * 8}, token={'aB3' * 8}": "GITLAB_TOKEN=***, token: ***, token=***",
+    f"gitea token {'0a' * 20} is invalid, api key {'0a' * 20}": "gitea token *** is invalid, api key ***",
+    f"machine h login me password {'aB3' * 6}, passphrase is {'aB3' * 6}": "machine h login me password ***, passphrase is ***",
+    "sshpass -p s3cret ssh h; tool --password s3cret -h; curl -s -u me:s3cret https://h": (
+        "sshpass -p *** ssh h; tool --password *** -h; curl -s -u me:*** https://h"
+    ),
+    "password\uff1as3cret": "password\uff1a***",
 }
 PLAIN = [
+    "https://docs/hooks/pre-commit, https://hooks.slack.com/services, https://discord.com/api/webhooks",
+    "hf_oauth_scopes: [read-repos], hf_oauth_redirect_path: /x, hf_oauth_expiration_minutes: 480",
+    "-----BEGIN PUBLIC KEY-----\nMIIBIjANBg1\n-----END PUBLIC KEY-----",
+    "the token is missing, the password is at least 8 characters long",
+    "use --password to name one, or --token; curl -u asks",
+    "pad_token: <pad>, token: a1b2, mask_token=[MASK], one token 12, 3 tokens: 4",
     "pass: 3 of 4, first_pass: 2/3, PASS: tests/test_x1.py, pass=3",
     "password: required",
     "the password: wrong, passwd: unknown user, secret: missing",
@@ -177,6 +193,17 @@ def test_several_secrets_in_one_text_are_hidden(parts: list[tuple[str, str, str]
         "cookie: a",
         "(b'x-key', '",
         "user-pass: \t",
+        "token ",
+        "token=",
+        "curl -u",
+        "curl ",
+        "--password ",
+        "eyJ",
+        "-----BEGIN PRIVATE KEY-----",
+        "hf_oauth_",
+        "access_token=",
+        "hooks.slack.com/services/",
+        "/hooks/",
     ],
 )
 def test_long_texts_take_no_long_time(part: str) -> None:

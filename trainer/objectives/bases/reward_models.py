@@ -33,7 +33,7 @@ from trainer.objectives.bases.padding import pad_to_tensor, put_padding_before_t
 from trainer.objectives.bases.position_limits import find_position_limits
 from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, types_of_single_texts
 from trainer.rewards import Reward, RewardFunction, RewardRow
-from trainer.runtime.library_errors import as_loading_error
+from trainer.runtime.library_errors import as_loading_error, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,8 @@ def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
     try:
         pinned = check_safe_to_load(path, revision) or "main"
         config = transformers.AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
+        with panics_as_errors():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         raise as_loading_error(path, error) from error
     if not tokenizer.is_fast:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from params import DataError
+from params.foundation.installation import install_extra
 from tasks.commands import main
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
@@ -116,6 +117,6 @@ def test_without_openpyxl_the_error_says_how_to_get_it(
     Path("rows.xlsx").touch()
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert main(["convert", "rows.xlsx", "rows.csv"]) != 0
-    assert "pip install openpyxl" in capsys.readouterr().err
+    assert install_extra("excel") in capsys.readouterr().err
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["excel"]
     assert extra[0] in re.findall(r"^\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from params import DivergedError, ModelError, Recipe, RecipeError
+from params.foundation.installation import install_extra
 from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
 from tests.support.project import ROOT
@@ -413,7 +414,7 @@ def test_missing_optimizer_package_names_its_extra(tmp_path, problems, monkeypat
     planned = job(tmp_path / "job", changes(name))
     module, extra = optimizer_check.PACKAGES[family]
     monkeypatch.setitem(sys.modules, module, None)
-    settings = f"{name} needs {module}, which is not installed; install it with `pip install 'evergreen[{extra}]'`"
+    settings = f"{name} needs {module}, which is not installed; install it with `{install_extra(extra)}`"
     assert problems(changes(name)) == {"training.optimizer": settings}
     with pytest.raises(RecipeError, match=f"{name} needs {module}, which is not installed"):
         trained(planned)

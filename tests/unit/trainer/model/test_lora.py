@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from params import ModelError
+from params.foundation.installation import install_extra
 from params.schema import Launch, Lora, Model, ObjectiveChoice
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
@@ -212,7 +213,7 @@ def test_unknown_target_modules_error_lists_the_layers(tmp_path):
 # Quantized base models
 
 needs_bitsandbytes = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="pip install 'evergreen[quantization]'"
+    importlib.util.find_spec("bitsandbytes") is None, reason=install_extra("quantization")
 )
 
 
@@ -301,7 +302,7 @@ def test_conflicts_of_adapters_and_quantization(monkeypatch):
     assert "adapters are not supported with FSDP or DeepSpeed" in problem
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = found(pretrained="a/b", lora={}, quantization=few)
-    assert "pip install 'evergreen[quantization]'" in problem
+    assert problem.endswith(install_extra("quantization"))
 
 
 @pytest.mark.parametrize("name", ["masked_lm", "multiple_choice", "question_answering"])

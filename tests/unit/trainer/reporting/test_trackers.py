@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from params import KilledError
+from params.foundation.installation import install_extra
 from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.training import metrics_log, run_train
@@ -124,7 +125,7 @@ def test_missing_tracker_names_its_extra(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
     training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": {"report_to": ["tensorboard", "wandb"]}})
     (found,) = find_training_conflicts(objective=None, model=None, training=training, launch=Launch(micro_batch_size=4))
-    assert (found.what, found.fix) == ("wandb is not installed", "pip install 'evergreen[wandb]'")
+    assert (found.what, found.fix) == ("wandb is not installed", install_extra("wandb"))
 
 
 @pytest.mark.parametrize(
