@@ -164,6 +164,8 @@ def _metric_problems(
     method: Objective[Any] | None = sections.get("method")
     known = [*(method or objectives.import_objective_class(objective.name)).metrics]  # its options may decide which
     yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
+    if own and method and (reason := method.why_no_own_metrics()):
+        yield Problem(("evaluation", "metrics"), f"{objective.name} {reason}", method.instead_of_own_metrics)
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)
