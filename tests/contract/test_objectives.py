@@ -32,10 +32,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "nu
 class ObjectiveCase:
     """An objective with its examples encoded, and a tiny model with its head."""
 
-    def __init__(self, name):
+    def __init__(self, name, options=None, rows=None):
         self.name = name
-        self.objective = objectives.build_objective(ObjectiveChoice(name=name))
-        self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
+        self.objective = objectives.build_objective(ObjectiveChoice(name=name, **(options or {})))
+        self.rows = [{"row_id": i, **row} for i, row in enumerate(rows or self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
         self.objective.prepare_tokenizer(self.tokenizer)

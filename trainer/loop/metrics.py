@@ -115,7 +115,7 @@ class EvaluationMetrics:
 
     def _predictions(self, scored: ScoredBatch) -> torch.Tensor:
         if self._preprocess is None:
-            return scored.logits.argmax(-1) if scored.predictions is None else scored.predictions
+            return scored.usual_predictions()
         where = "evaluation.metrics.preprocess_logits"
         try:
             found = self._preprocess(scored.logits, scored.labels)

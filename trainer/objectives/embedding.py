@@ -268,10 +268,9 @@ class Embedding(Objective[Options]):
         given = batch["labels"][:, None] if self._has_scores else batch["texts"]
         grades = [batch["grade"]] if "grade" in batch else []
         measured = torch.cat([vectors.flatten(1).double(), given.double(), *grades], 1)
-        outputs, labels = vectors, batch.get("texts")
         if self._has_scores:
-            outputs, labels = vectors[:, :2].double().prod(1).sum(1), batch["labels"]
-        return ScoredBatch(measured, outputs, labels, predictions=outputs)
+            return ScoredBatch(measured, vectors[:, :2].double().prod(1).sum(1), batch["labels"])
+        return ScoredBatch(measured, vectors, batch["texts"], predictions=vectors)
 
     def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""

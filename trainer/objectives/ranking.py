@@ -199,7 +199,7 @@ class Ranking(TextOrPairObjective[Options]):
         scores = compute_logits(model, _inputs(batch)).double()
         losses = F.binary_cross_entropy_with_logits(scores[:, 0], batch["labels"].double(), reduction="none")
         found = torch.cat([losses[:, None], scores.sigmoid(), scores, batch["ranked"]], 1)
-        return ScoredBatch(found, scores[:, 0], batch["ranked"], predictions=scores[:, 0])
+        return ScoredBatch(found, scores[:, 0], batch["ranked"])
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One and the loss of each row; of the first row of a query, what `measure_ranking` says of it, (N, 6)."""

@@ -151,7 +151,7 @@ class Regression(TextOrPairObjective[Options]):
         """What is predicted and given for each number, in units, (B, T) each; the scores are both, (B, 2 T)."""
         predicted, given = compute_logits(model, batch), batch["labels"]
         scores = torch.cat([predicted.double(), given.double()], 1)
-        return ScoredBatch(scores, predicted, given, predictions=predicted)
+        return ScoredBatch(scores, predicted, given)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One and the loss; for each number the absolute error in units, and, standardized: p, g, p², g² and p g, (N, 2 + 6 T)."""

@@ -95,7 +95,7 @@ class Similarity(Objective[Options]):
 
         predicted, given = self._cosines(model, batch).double(), batch["labels"].double()
         scores = torch.stack([(predicted - given) ** 2, predicted, given], 1)
-        return ScoredBatch(scores, predicted, given, predictions=predicted)
+        return ScoredBatch(scores, predicted, given)
 
     def additive_statistics(self, scores, state):
         import numpy as np

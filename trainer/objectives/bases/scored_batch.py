@@ -17,4 +17,10 @@ class ScoredBatch(NamedTuple):
     labels: torch.Tensor
     """What the rows say, (B, ...)."""
     predictions: torch.Tensor | None = None
-    """What own metrics get without `preprocess_logits`, (B, ...). None: the argmax of the last dimension of `logits`."""
+    """What own metrics get without `preprocess_logits`, (B, ...), if an objective has something else than what is usual."""
+
+    def usual_predictions(self) -> torch.Tensor:
+        """Return `predictions`; by default the likeliest classes, the argmax of the last dimension, or the logits where labels are floats."""
+        if self.predictions is not None:
+            return self.predictions
+        return self.logits if self.labels.is_floating_point() else self.logits.argmax(-1)
