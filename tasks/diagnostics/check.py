@@ -212,13 +212,14 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections:
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.sharding import check_deepspeed_installed
+    from trainer.loop.sharding import check_deepspeed_installed, check_gpus_to_shard_over
 
     yield from _error(("launch", "num_processes"), micro_batch_and_accumulation, training.global_batch_size, launch)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
-    yield from _error(("launch", "accelerate_config"), check_deepspeed_installed, launch)
+    for check_sharding in (check_deepspeed_installed, check_gpus_to_shard_over):
+        yield from _error(("launch", "accelerate_config"), check_sharding, launch)
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
