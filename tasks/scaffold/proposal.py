@@ -31,6 +31,7 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     "label": ("labels", {"text", "integer", "boolean"}),
     "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
+    "numbers": ("lists of numbers", {"list"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
     "record": ("records", {"record", "spans", "list"}),
 }

@@ -173,7 +173,9 @@ def test_learned_loss_is_the_metric_loss_however_a_batch_is_split(case):
         for parts in (1, 2):
             size = len(examples) // parts
             losses = [
-                case.objective.batch_loss(model, batch(examples[i : i + size]), MicroBatchShare(items, parts, 1)).loss
+                case.objective.batch_loss(
+                    model, batch(examples[i : i + size]), MicroBatchShare(items, parts, 1, state=case.state)
+                ).loss
                 for i in range(0, len(examples), size)
             ]
             assert accumulator.compute()["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
@@ -247,6 +249,7 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "relevant",
         "positive",
         "liked",
+        "vector",
     }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}

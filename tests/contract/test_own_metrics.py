@@ -156,6 +156,7 @@ OWN: dict[str, list[Own]] = {
     "similarity": [Own("loss", squared_error), Own("loss", squared_error, from_logits=True)],
     "reversal": [Own("token_accuracy", accuracy), Own("loss", loss, from_logits=True)],
     "topics": [Own("micro_f1", micro_f1_of_logits), Own("loss", label_loss_of_rows)],
+    "vectors": [Own("loss", squared_error), Own("loss", squared_error, from_logits=True)],
     "embedding of scored pairs": [Own("spearman", correlation_of_ranks)],
     "seq2seq without text": [Own("token_accuracy", accuracy)],
     "regression of two": [Own("mae", mean_error)],

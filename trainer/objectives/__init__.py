@@ -129,7 +129,7 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
 
 def needs_row_check(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
-    kinds = {"reject_reason": {"labels", "optional", "records"}, "unseen_label": {"label", "labels"}}
+    kinds = {"reject_reason": {"labels", "numbers", "optional", "records"}, "unseen_label": {"label", "labels"}}
     return overrides_method(objective, check) or not kinds[check].isdisjoint(objective.columns().values())
 
 

@@ -120,13 +120,11 @@ def test_fsdp_without_gpus_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "params/accelerate").glob("*.yaml")))
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_check_says_that_a_configuration_needs_gpus(tmp_path, monkeypatch, name, has_gpu):
+def test_check_says_that_a_configuration_needs_gpus(problems, monkeypatch, name, has_gpu):
     """As training would, after all stages before it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    content = tiny.recipe({"launch.accelerate_config": str(ROOT / "params/accelerate" / name)})
-    document = read_yaml_document(tiny.write(tmp_path / "trial.yaml", content))
-    problems = [p for p in find_recipe_problems(document) if p.key == ("launch", "accelerate_config")]
-    needs = [p.what for p in problems if "which needs GPUs, and torch finds none here" in p.what]
+    found = problems({"launch.accelerate_config": str(ROOT / "params/accelerate" / name)})
+    needs = [what for what in found.values() if "which needs GPUs, and torch finds none here" in what]
     assert bool(needs) == (not has_gpu and name != "ddp.yaml")
 
 
