@@ -19,6 +19,7 @@ from params import RecipeError
 from params.sections.evaluation import OwnMetrics
 from tests.contract.test_objectives import ObjectiveCase
 from tests.support import new_objectives
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 
@@ -203,3 +204,12 @@ def test_metric_of_outputs_and_labels_is_the_built_in_one_or_is_refused(name: st
             metrics.update(measured)
         found = metrics.compute()
         assert found["own"] == pytest.approx(found[wanted.metric], rel=1e-5), wanted
+
+
+def test_page_says_what_every_objective_gives() -> None:
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    section = page.partition("### What own metrics get")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    named = {name: row[1] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert named.keys() == {*objectives.objective_names()}
+    assert {name for name, logits in named.items() if logits.startswith("none")} == named.keys() - OWN.keys()
