@@ -208,7 +208,7 @@ def test_metric_of_outputs_and_labels_is_the_built_in_one_or_is_refused(name: st
 
 def test_page_says_what_every_objective_gives() -> None:
     page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    section = page.partition("### What own metrics get")[2].partition("\n## ")[0]
+    section = page.partition("## What own metrics get")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
     named = {name: row[1] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert named.keys() == {*objectives.objective_names()}
