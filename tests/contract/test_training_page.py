@@ -42,7 +42,9 @@ def cells(section: str) -> list[list[str]]:
     """The rows of a section's tables, heads and rules left out."""
     lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [row for row in split if row[0] not in (HEAD[0], "field", "name", "objective") and not set(row[0]) <= set("- ")]
+    return [
+        row for row in split if row[0] not in (HEAD[0], "field", "name", "objective") and not set(row[0]) <= set("- ")
+    ]
 
 
 ROWS = {
