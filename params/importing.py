@@ -93,22 +93,25 @@ def is_project_file(path: Path) -> bool:
     return any(place.is_relative_to(root) for place in (path, path.resolve()) for root in (Path.cwd(), pipeline))
 
 
-def import_with_arguments(call: Call, key: str, arity: int) -> Callable[..., Any]:
+def import_with_arguments(
+    call: Call, key: str, arity: int, offered: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
-    The pipeline passes `arity` more positional arguments.
+    The pipeline passes `arity` more positional arguments; and of those `offered`, the ones whose names it has as parameters.
     """
     function = import_by_name(call.name, key)
-    signature = "unknown"
+    signature, arguments = "unknown", dict(call.arguments)
     try:
         found = inspect.signature(function)
         signature = str(found)
-        found.bind(*range(arity), **call.arguments)
+        arguments = {name: value for name, value in (offered or {}).items() if name in found.parameters} | arguments
+        found.bind(*range(arity), **arguments)
     except (TypeError, ValueError) as error:
         what = f"{call.name}: cannot be called with {arity} values"
         what += f" and {sorted(call.arguments)}" if call.arguments else ""
         raise RecipeError.at(key, f"{what}: {error}", f"its signature is {signature}") from error
-    return lambda *values: function(*values, **call.arguments)
+    return lambda *values: function(*values, **arguments)
 
 
 def find_named_source_files(value: Any) -> Iterator[tuple[str, Path]]:

@@ -106,7 +106,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         train_dataset=ShuffledWindows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
-        loss=extensions.import_loss_function(training.loss),
+        loss=extensions.import_loss_function(training.loss, state),
         callbacks=extensions.build_callbacks(training),
     )
     trainer.start_weights = StartWeights.of_training(model, training, initial, new)

@@ -25,11 +25,11 @@ class OwnMetrics(Section):
 
     function: CallOrName
     """Function of transformers.EvalPrediction that returns a value for each metric in `directions`. It gets the whole
-    split; `predictions` are the outputs of `preprocess_logits`."""
+    split; `predictions` are the outputs of `preprocess_logits`, or else what the objective predicts (docs/training.md)."""
     directions: dict[str, Direction]
     """The names of the metrics, and whether the smallest (`min`) or the largest (`max`) value is best."""
     preprocess_logits: CallOrName | None = None
-    """Function of (logits, labels) that reduces the logits of a batch, which saves memory. Default: argmax."""
+    """Function of (logits, labels) that reduces the logits of a batch, which saves memory. Default: what the objective predicts."""
 
 
 class SliceBy(Section):

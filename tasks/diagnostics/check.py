@@ -159,11 +159,13 @@ def _metric_problems(
                 yield from _error(
                     ("evaluation", "metrics"), import_with_arguments, call, f"evaluation.metrics.{name}", values
                 )
-    if objective.name not in objectives.objective_names():
+    if (cls := objectives.find_objective_class(objective.name)) is None:
         return
     method: Objective[Any] | None = sections.get("method")
-    known = [*(method or objectives.import_objective_class(objective.name)).metrics]  # its options may decide which
+    known = [*(method or cls).metrics]  # its options may decide which
     yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
+    if own and method and (reason := method.why_no_own_metrics()):
+        yield Problem(("evaluation", "metrics"), f"{objective.name} {reason}", method.instead_of_own_metrics)
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)
@@ -180,9 +182,9 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections:
         if slice_by.function:
             name = f"evaluation.slices.{i}.function"
             yield from _error(("evaluation", "slices", i), import_with_arguments, slice_by.function, name, 1)
-    if objective.name not in objectives.objective_names():
+    if (cls := objectives.find_objective_class(objective.name)) is None:
         return
-    cls, gate = objectives.import_objective_class(objective.name), evaluation.gate
+    gate = evaluation.gate
     found = sections.get("method") or cls
     resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
@@ -210,13 +212,14 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections:
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.sharding import check_deepspeed_installed
+    from trainer.loop.sharding import check_deepspeed_installed, check_gpus_to_shard_over
 
     yield from _error(("launch", "num_processes"), micro_batch_and_accumulation, training.global_batch_size, launch)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
-    yield from _error(("launch", "accelerate_config"), check_deepspeed_installed, launch)
+    for check_sharding in (check_deepspeed_installed, check_gpus_to_shard_over):
+        yield from _error(("launch", "accelerate_config"), check_sharding, launch)
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:

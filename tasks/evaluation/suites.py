@@ -42,8 +42,8 @@ def why_not_judged(objective: Objective[Any], name: str, suite: Suite) -> tuple[
         return None
     if objective.answers_rows:
         return f"{name} does not say which rows are right", "name a column of patterns (`matches`) or a `function`"
-    known = [one for one in objectives.objective_names() if objectives.import_objective_class(one).judges_some_rows()]
-    return f"{name} does not say which rows are right", f"remove the suite; suites work with {', '.join(known)}"
+    known = [one for one, cls in objectives.objective_classes().items() if cls.judges_some_rows()]
+    return f"{name} does not say which rows are right", f"remove the suite; suites work with {', '.join(sorted(known))}"
 
 
 def judge_suites(plan: EvaluationPlan, network: PreTrainedModel) -> list[SuiteResult]:

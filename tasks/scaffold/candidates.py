@@ -25,8 +25,8 @@ _NUMBERED_NEGATIVE: Final = re.compile(r"negative_?\d+")
 
 def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     """Return the objectives that can be proposed, in the order in which those that fit as well are."""
-    found = {name: objectives.import_objective_class(name).advice for name in objectives.objective_names()}
-    known = {name: advice for name, advice in found.items() if isinstance(advice, NewRecipeAdvice)}
+    found = {name: cls.advice for name, cls in objectives.objective_classes().items()}
+    known = {name: advice for name, advice in sorted(found.items()) if isinstance(advice, NewRecipeAdvice)}
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 

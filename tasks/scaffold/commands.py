@@ -52,6 +52,9 @@ def new(
         str | None, Option(metavar="CODE", help="Language of inputs, as a translation model's tokenizer names it.")
     ] = None,
     target_language: Annotated[str | None, Option(metavar="CODE", help="Language of targets.")] = None,
+    option: Annotated[
+        list[str] | None, Option(metavar="KEY=VALUE", help="Option of the objective, such as one of your own.")
+    ] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -69,7 +72,7 @@ def new(
     from params import RecipeError
     from params.foundation import command_result
     from tasks.scaffold.new import create_recipe
-    from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
+    from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest, read_options
 
     scores = score or []
     columns_line = f"`label_column: [{', '.join(scores)}]` into the section objective"
@@ -84,7 +87,7 @@ def new(
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     languages = {"source_language": source_language, "target_language": target_language}
-    options = {name: language for name, language in languages.items() if language}
+    options = read_options(option or []) | {name: language for name, language in languages.items() if language}
     asked = (columns, repo_id, schedule, may_ask, max_quarantined, corpus, options)
     request = NewRecipeRequest(name, data[0], query, test, validation, model, objective, *asked)
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from params import DataError, RecipeError
+from params.loading import suggestion
 from params.schema import Model, ObjectiveChoice
 from params.sections.rows import Tokenization
 from tasks.scaffold import choices
@@ -18,7 +19,7 @@ from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
-from tasks.scaffold.request import NewRecipeRequest
+from tasks.scaffold.request import OPTION_FLAGS, NewRecipeRequest, option_flag
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
@@ -76,7 +77,7 @@ def plan_recipe(
     """
     advice, model = proposal.advice, choices.choose_model_keys(proposal, facts)
     positions = facts.positions if facts else _positions_of_new_model(model["config"])
-    options = {**_options(proposal, sample, facts), **more}
+    options = {**_options(proposal, sample, facts), **more, **_given_options(proposal, request)}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
@@ -190,15 +191,35 @@ def _tokenizer(
     return keys, tokenizer
 
 
+def _given_options(proposal: ObjectiveProposal, request: NewRecipeRequest) -> dict[str, AdvisedValue]:
+    """Return the options of the objective that the user gives, beside those with flags of their own; RecipeError for others than it has."""
+    known = objectives.import_objective_class(proposal.objective).options_class.model_fields
+    flags = {option: flag for flag, option in proposal.advice.columns.items()}
+    given = {name: value for name, value in request.options.items() if name not in OPTION_FLAGS}
+    for name in given:
+        if name in flags:
+            raise RecipeError(option_flag(name), "names a column", f"use --{flags[name]}")
+        if name not in known:
+            what = f"{proposal.objective} has no such option"
+            raise RecipeError(option_flag(name), what, suggestion(name, sorted(known), "options"))
+    return {name: AdvisedValue(value, "as you say") for name, value in given.items()}
+
+
 def _ask_for_options(
     proposal: ObjectiveProposal, tokenizer: PreTrainedTokenizerBase, request: NewRecipeRequest
 ) -> dict[str, AdvisedValue]:
     questions, given = proposal.advice.asked_options(tokenizer), request.options
-    flags = {name: f"--{name.replace('_', '-')}" for name in {**questions, **given}}
-    for name in given.keys() - questions.keys():
-        raise RecipeError(flags[name], f"has no effect on {proposal.objective} with this tokenizer", "remove it")
-    fix = f"add {' '.join(f'{flag} CODE' for name, flag in flags.items() if name not in given)}"
-    answers = {name: given.get(name) or request.ask(flags[name], questions[name], fix) for name in questions}
+    for name in (given.keys() & OPTION_FLAGS.keys()) - questions.keys():
+        what = f"has no effect on {proposal.objective} with this tokenizer"
+        raise RecipeError(option_flag(name), what, "remove it")
+    lacking = [
+        option_flag(name) + (" CODE" if name in OPTION_FLAGS else "=VALUE") for name in questions if name not in given
+    ]
+    fix = f"add {' '.join(lacking)}"
+    answers = {
+        name: given[name] if name in given else request.ask(option_flag(name), question, fix)
+        for name, question in questions.items()
+    }
     return {name: AdvisedValue(value, questions[name].partition(",")[0].lower()) for name, value in answers.items()}
 
 

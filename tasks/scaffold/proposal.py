@@ -31,6 +31,7 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     "label": ("labels", {"text", "integer", "boolean"}),
     "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
+    "numbers": ("lists of numbers", {"list"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
     "record": ("records", {"record", "spans", "list"}),
 }
@@ -180,12 +181,13 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
 
 def _check_named(objective: str, kind: ModelKind) -> None:
     known = proposable_objectives()
-    if objective not in objectives.objective_names():
-        fix = suggestion(objective, sorted(known), "objectives") + see_limits("objective")
-        raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
+        try:
+            cls = objectives.import_objective_class(objective)
+        except RecipeError as error:
+            raise RecipeError("--objective", error.what, error.fix) from error
         fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
-        raise RecipeError("--objective", f"{objective} {objectives.import_objective_class(objective).advice}", fix)
+        raise RecipeError("--objective", f"{objective} {cls.advice}", fix)
     if kind not in known[objective].models:
         fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
         raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from params import EvergreenError, RecipeError
 from params.foundation.errors import see_limits
@@ -19,6 +22,30 @@ COLUMN_FLAGS = (
     *("question", "context", "answers", "choices", "liked"),
 )
 """The flags that name a column."""
+
+
+OPTION_FLAGS = {"source_language": "--source-language", "target_language": "--target-language"}
+"""Options of objectives that have flags of their own; others are given as `--option KEY=VALUE`."""
+
+
+def option_flag(name: str) -> str:
+    """Return the flag that gives an option of the objective, as a message names it."""
+    return OPTION_FLAGS.get(name, f"--option {name}")
+
+
+def read_options(given: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--option KEY=VALUE`, read as in a recipe; RecipeError if one of them has another form."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            what = f"{text!r} is not a key of the objective with its value"
+            raise RecipeError("--option", what, "write it as KEY=VALUE, such as `--option beta=0.2`")
+        try:
+            found[name] = YAML(typ="safe").load(value)
+        except YAMLError as error:
+            raise RecipeError(f"--option {name}", f"{value!r} is not YAML", "put text into quotes") from error
+    return found
 
 
 @dataclass(frozen=True)
@@ -42,7 +69,7 @@ class NewRecipeRequest:
     """The share of rows that may be set aside."""
     corpus: str | None = None
     """File or glob of the documents that the queries search."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The options of the objective that the user gives, by name: `{"source_language": "en_XX"}`."""
 
     @property

@@ -204,7 +204,7 @@ def _parse_hash(value: Any, where: str) -> int:
 def _parse(value: Any, kind: str, where: str) -> Any:
     if kind == "number" and not re.fullmatch(NUMBER, str(value).strip()):
         raise DataError(where, f"{value!r} is no number", "write it with digits and a point, such as 3.5")
-    if kind in ("labels", "record", "records") and isinstance(value, str):
+    if kind in ("labels", "numbers", "record", "records") and isinstance(value, str):
         try:
             return json.loads(read_guarded_cell(value))
         except ValueError:

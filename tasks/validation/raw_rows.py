@@ -274,6 +274,10 @@ def require_columns(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKin
     _require_types(where, schema, kinds)
 
 
+def _is_number(kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
 def _require_types(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
         return bool(types.is_string(kind) or types.is_large_string(kind))
@@ -295,7 +299,11 @@ def _require_types(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKind
             "lists of text or integers, or records",
             lambda kind: types.is_struct(kind) or kind.equals(JSON) or (is_list(kind) and is_label(kind.value_type)),
         ),
-        "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
+        "number": ("numbers", _is_number),
+        "numbers": (
+            "lists of numbers",
+            lambda kind: kind.equals(JSON) or (is_list(kind) and _is_number(kind.value_type)),
+        ),
         "records": ("lists", lambda kind: is_list(kind) or kind.equals(JSON)),
         "record": ("records", lambda kind: types.is_struct(kind) or is_list(kind) or kind.equals(JSON)),
     }

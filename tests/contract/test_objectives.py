@@ -35,10 +35,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "nu
 class ObjectiveCase:
     """An objective with its examples encoded, and a tiny model with its head."""
 
-    def __init__(self, name):
+    def __init__(self, name, options=None, rows=None):
         self.name = name
-        self.objective = objectives.build_objective(ObjectiveChoice(name=name))
-        self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
+        self.objective = objectives.build_objective(ObjectiveChoice(name=name, **(options or {})))
+        self.rows = [{"row_id": i, **row} for i, row in enumerate(rows or self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
         self.objective.prepare_tokenizer(self.tokenizer)
@@ -176,7 +176,9 @@ def test_learned_loss_is_the_metric_loss_however_a_batch_is_split(case):
         for parts in (1, 2):
             size = len(examples) // parts
             losses = [
-                case.objective.batch_loss(model, batch(examples[i : i + size]), MicroBatchShare(items, parts, 1)).loss
+                case.objective.batch_loss(
+                    model, batch(examples[i : i + size]), MicroBatchShare(items, parts, 1, state=case.state)
+                ).loss
                 for i in range(0, len(examples), size)
             ]
             assert accumulator.compute()["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
@@ -275,6 +277,7 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "relevant",
         "positive",
         "liked",
+        "vector",
     }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}

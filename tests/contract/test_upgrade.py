@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,3 +103,17 @@ def test_project_itself_adds_nothing_where_forks_do() -> None:
     recipes = (ROOT / "recipes.yaml").read_text(encoding="utf-8")
     assert list(YAML(typ="safe").load(recipes)["recipes"]) == ["default"]
     assert "the deployments of your recipes below" in (ROOT / "prefect.yaml").read_text("utf-8").rpartition("\n\n")[2]
+
+
+def test_every_version_says_what_to_do_when_upgrading_to_it() -> None:
+    """What is not released yet, too: a fork may merge it."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
+    first, *others = sections
+    assert first == "Unreleased"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert others[0] == version, "the version of pyproject.toml is the newest one that was released"
+    assert sorted(others, key=lambda name: [*map(int, name.split("."))], reverse=True) == others
+    for name in [first, *others[:-1]]:
+        to_do = sections[name].partition("### To do when you upgrade\n")[2].partition("\n#")[0]
+        assert re.search(r"^- \S", to_do, re.MULTILINE), f"{name} does not say what to do"

@@ -106,3 +106,37 @@ def accuracy(prediction, offset=0.0):
 
 def broken(prediction):
     raise ZeroDivisionError("no rows")
+
+
+def looks_up_a_key(prediction):
+    return {"whole": {"precision": 1.0}["recall"]}
+
+
+def one_number(prediction):
+    return 0.5
+
+
+def value_for_each_row(prediction):
+    return {"whole": prediction.predictions}
+
+
+def mean_error(prediction):
+    """As the objective's own."""
+    return {"own_mae": abs(prediction.predictions - prediction.label_ids).mean()}
+
+
+def looks_up_a_key_of_two(logits, labels):
+    return {"precision": 1.0}["recall"]
+
+
+def mean_of_batch(logits, labels):
+    return logits.mean()
+
+
+def two_outputs(logits, labels):
+    return logits, labels
+
+
+def loss_of_known_labels(outputs, labels, num_items_in_batch, *, factor, state):
+    """A number that shows what it gets."""
+    return outputs.logits.sum() + factor * len(state["labels"])

@@ -7,7 +7,7 @@ docs/guarantees.md depends on: the loop, the order of the rows, checkpoints, eva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
@@ -73,15 +73,17 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
         raise RecipeError.at("training.trainer", what, fix)
 
 
-def import_loss_function(call: Call | None) -> Callable[..., Any] | None:
+def import_loss_function(call: Call | None, state: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
     """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`.
+
+    One with a parameter `state` also gets what the objective learned of the train split, such as its labels.
 
     Raises:
         RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
     """
     if call is None:
         return None
-    function = import_with_arguments(call, "training.loss", 3)
+    function = import_with_arguments(call, "training.loss", 3, offered={"state": state or {}})
     return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
 
 

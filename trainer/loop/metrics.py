@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from params import ModelError
+from params import ModelError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
-from trainer.objectives.bases.likelihood import Likelihood
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 
 Measurement = tuple["torch.Tensor", ...]
 """What a batch gives: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
@@ -74,6 +74,9 @@ class EvaluationMetrics:
         self.objective = objective
         self.state = state
         self._tokenizer = tokenizer
+        if metrics and (reason := objective.why_no_own_metrics()):
+            what = f"{type(objective).__name__} {reason}"
+            raise RecipeError("evaluation.metrics", what, objective.instead_of_own_metrics)
         self._directions = metrics.directions if metrics else {}
         self._function = import_with_arguments(metrics.function, "evaluation.metrics.function", 1) if metrics else None
         self._preprocess: Callable[..., Any] | None = None
@@ -105,17 +108,27 @@ class EvaluationMetrics:
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
-        if self._function is None or not isinstance(self.objective, Likelihood):
-            scores = self.objective.score_batch(model, batch, self._tokenizer)
-            if self._function is None:
-                return (scores,)
-            return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
-        scores, logits, generated = self.objective.score_outputs(model, batch, self._tokenizer)
-        if self._preprocess is not None:
-            predictions = self._preprocess(logits, batch["labels"])
-        else:
-            predictions = logits.argmax(-1) if generated is None else generated
-        return (scores, predictions, batch["labels"], batch["input_ids"])
+        if self._function is None:
+            return (self.objective.score_batch(model, batch, self._tokenizer),)
+        scored = self.objective.score_outputs(model, batch, self._tokenizer)
+        return (scored.scores, self._predictions(scored), scored.labels, batch["input_ids"])
+
+    def _predictions(self, scored: ScoredBatch) -> torch.Tensor:
+        if self._preprocess is None:
+            return scored.usual_predictions()
+        where = "evaluation.metrics.preprocess_logits"
+        try:
+            found = self._preprocess(scored.logits, scored.labels)
+        except Exception as error:
+            raise ModelError(where, f"raised {type(error).__name__}: {error}", "fix the function") from error
+        rows = len(scored.scores)
+        if not isinstance(found, torch.Tensor) or found.ndim == 0 or len(found) != rows:
+            shape = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else ""
+            what = f"returns a {type(found).__name__} {shape}".rstrip()
+            raise ModelError(
+                where, f"{what} for {rows} sequences", f"return a tensor with a value for each: ({rows}, ...)"
+            )
+        return found
 
     def batches(
         self,
@@ -153,7 +166,7 @@ class EvaluationMetrics:
         """Add the measurement of a batch, gathered from all processes."""
         self._accumulator.update(measurement[0])
         if self._function is not None:
-            self._measurements.add(tuple(part.float() if part.is_floating_point() else part for part in measurement))
+            self._measurements.add(tuple(map(_as_numpy_knows, measurement)))
             self._batches += 1
             if self._to_cpu_every and self._batches % self._to_cpu_every == 0:
                 self._measurements.to_cpu_and_numpy()
@@ -177,9 +190,24 @@ class EvaluationMetrics:
         where = "evaluation.metrics.function"
         try:
             found = function(transformers.EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
-            return {name: float(found[name]) for name in self._directions}
-        except KeyError as error:
-            fix = "name what it returns in evaluation.metrics.directions"
-            raise ModelError(where, f"returns no {error}, but {sorted(found)}", fix) from error
         except Exception as error:
             raise ModelError(where, f"raised {type(error).__name__}: {error}", "fix the function") from error
+        if not isinstance(found, Mapping):
+            what = f"returns {found!r:.100}, and not a value by the name of each metric"
+            raise ModelError(where, what, f"return {{'{next(iter(self._directions), 'name')}': ...}}")
+        if lacking := [name for name in self._directions if name not in found]:
+            fix = "name what it returns in evaluation.metrics.directions"
+            raise ModelError(where, f"returns no {', '.join(map(repr, lacking))}, but {sorted(map(str, found))}", fix)
+        return {name: self._number(name, found[name]) for name in self._directions}
+
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"returns {value!r:.100} for {name!r}, which is not a number"
+            raise ModelError("evaluation.metrics.function", what, "return one number for each metric") from error
+
+
+def _as_numpy_knows(part: torch.Tensor) -> torch.Tensor:
+    """Return numbers of half precision as single ones: numpy has no bfloat16."""
+    return part.float() if part.is_floating_point() and part.dtype != torch.float64 else part

@@ -34,6 +34,18 @@ def check_deepspeed_installed(launch: Launch) -> None:
         raise ModelError("launch.accelerate_config", what, fix)
 
 
+def check_gpus_to_shard_over(launch: Launch) -> None:
+    """Raise ModelError if the launch section asks for FSDP or DeepSpeed, and torch finds no GPU: accelerate would train without."""
+    kind = read_parallelism_strategy(launch)
+    if kind in _REQUESTED_BY and not torch.cuda.is_available():
+        raise ModelError("launch.accelerate_config", *_without_gpus(kind, f"{launch.accelerate_config} "))
+
+
+def _without_gpus(kind: str, config: str = "") -> tuple[str, str]:
+    what = f"{config}asks for {kind}, which needs GPUs, and torch finds none here: accelerate would train with plain {_PLAIN}"
+    return what, "train on GPUs, or remove the key"
+
+
 def is_sharded(trainer: transformers.Trainer) -> bool:
     """Return whether each process holds a part of the weights or of the optimizer's state only."""
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
@@ -49,9 +61,10 @@ def check_sharding_as_requested(trainer: transformers.Trainer, checkpoint: Path 
     found: Distribution = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
     for requested, variable in _REQUESTED_BY.items():
         if os.environ.get(variable, "").lower() == "true" and found != requested:
-            reason = "was ignored" if torch.cuda.is_available() else "needs GPUs, and torch finds none here"
-            what = f"asks for {requested}, which {reason}: accelerate would train with plain {found}"
-            raise ModelError("launch.accelerate_config", what, "train on GPUs, or remove the key")
+            what, fix = _without_gpus(requested)
+            if torch.cuda.is_available():
+                what = f"asks for {requested}, which was ignored: accelerate would train with plain {found}"
+            raise ModelError("launch.accelerate_config", what, fix)
     if checkpoint is None:
         return
     written = next((name for name, pattern in _FILES_OF.items() if any(checkpoint.glob(pattern))), _PLAIN)

@@ -170,7 +170,14 @@ class EvergreenTrainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         args, takes_items = self.args, self.model_accepts_loss_kwargs
         steps, smoothing = args.gradient_accumulation_steps, args.label_smoothing_factor
-        share = MicroBatchShare(num_items_in_batch, steps, args.world_size, smoothing, model_takes_items=takes_items)
+        share = MicroBatchShare(
+            num_items_in_batch,
+            steps,
+            args.world_size,
+            smoothing,
+            model_takes_items=takes_items,
+            state=self._metrics.state,
+        )
         found = self.objective.batch_loss(model, inputs, share)
         self.note(found.metrics)
         return (found.loss, found.outputs) if return_outputs else found.loss

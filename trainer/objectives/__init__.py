@@ -1,6 +1,6 @@
 """What a model learns. An objective is one module here, with one subclass of `Objective`; its name is the module's.
 
-`import_objective_class(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
+`import_objective_class(name)` imports the module; there is no list of objectives. A module without such a class is no objective: others may share it. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
 Modules take numpy, scipy, torch and transformers from `bases.lazy_imports`, so that `check` needs none of them.
 """
@@ -8,10 +8,12 @@ Modules take numpy, scipy, torch and transformers from `bases.lazy_imports`, so 
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pydantic
@@ -22,26 +24,74 @@ from params.loading import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm, Row
 
+logger = logging.getLogger(__name__)
+
 
 def objective_names() -> list[str]:
-    """Return the names of all objectives."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
+    """Return the names of all objectives, which are imported for that."""
+    return sorted(objective_classes())
+
+
+def objective_classes() -> dict[str, type[Objective[Any]]]:
+    """Return all objectives by name; without a module that is broken, which a warning says: it concerns whoever names it."""
+    found = {}
+    for name in _module_names():
+        try:
+            classes = _import_classes(name)
+            if classes:  # other modules are shared by some
+                found[name] = _only_one(name, classes)
+        except RecipeError as error:
+            _warn_once(f"{error.what}: {error.fix}")
+    return found
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def find_objective_class(name: str) -> type[Objective[Any]] | None:
+    """Return the objective class in `trainer/objectives/<name>.py`; None where `import_objective_class` says why there is none."""
+    try:
+        return import_objective_class(name)
+    except RecipeError:
+        return None
 
 
 def import_objective_class(name: str) -> type[Objective[Any]]:
     """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module, or it is broken."""
     known = sys.modules.get(f"{__name__}.{name}")  # a look at the folder takes longer than all else here
-    if (known is None or hasattr(known, "__path__")) and name not in objective_names():
+    is_module = (known is not None and not hasattr(known, "__path__")) or name in _module_names()
+    classes = _import_classes(name) if is_module else []
+    if not classes:
         fix = suggestion(name, objective_names(), "objectives") + see_limits("objective")
-        raise RecipeError("objective.name", f"there is no objective `{name}`", fix)
+        what = f"; trainer/objectives/{name}.py defines no subclass of Objective" if is_module else ""
+        raise RecipeError("objective.name", f"there is no objective `{name}`{what}", fix)
+    return _only_one(name, classes)
+
+
+def _module_names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+
+
+def _import_classes(name: str) -> list[type[Objective[Any]]]:
+    """Return the subclasses of Objective that a module here defines; RecipeError if it cannot be imported."""
     try:
         module = importlib.import_module(f"{__name__}.{name}")
     except Exception as error:
         what = f"trainer/objectives/{name}.py cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError("objective.name", what, f"try `python -c 'import {__name__}.{name}'`") from error
-    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-    classes: list[type[Objective[Any]]] = [c for c in own if issubclass(c, Objective)]
-    assert len(classes) == 1, f"{module.__name__} must define exactly one Objective"
+    own = {c: None for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__}
+    return [c for c in own if issubclass(c, Objective)]
+
+
+def _only_one(name: str, classes: Sequence[type[Objective[Any]]]) -> type[Objective[Any]]:
+    if len(classes) > 1:
+        named = " and ".join(c.__name__ for c in classes)
+        what = f"trainer/objectives/{name}.py defines {len(classes)} objectives, {named}, and a recipe names the file"
+        raise RecipeError(
+            "objective.name", what, "leave one class in it, and move what it extends to a file of its own"
+        )
     return classes[0]
 
 
@@ -79,7 +129,7 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
 
 def needs_row_check(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
-    kinds = {"reject_reason": {"labels", "optional", "records"}, "unseen_label": {"label", "labels"}}
+    kinds = {"reject_reason": {"labels", "numbers", "optional", "records"}, "unseen_label": {"label", "labels"}}
     return overrides_method(objective, check) or not kinds[check].isdisjoint(objective.columns().values())
 
 

@@ -33,7 +33,8 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
-from trainer.objectives.bases.preferences import PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions, scored_pairs
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
@@ -166,9 +167,10 @@ class DPO(PairObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The rewards of the chosen and the rejected answer, (B, 2), and as labels the place of the better one, which is 0, (B,)."""
         losses, rewards, logprobs = self.score_pairs(model, batch)
-        return torch.stack([losses, *rewards, *logprobs], dim=1)
+        return scored_pairs(torch.stack([losses, *rewards, *logprobs], dim=1), rewards)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, whether the chosen completion has the higher reward, and the scores, (N, 7); equal rewards count half."""

@@ -41,6 +41,7 @@ from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
 from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 from trainer.objectives.bases.vector_space import VectorSpace
 
@@ -259,12 +260,18 @@ class Embedding(Objective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("predicted", "given") if self._has_scores else (*NAMES, "counted", "cosine", "query")
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """Return what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts."""
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """Scored pairs: their cosines and scores, (B,). Otherwise the vectors (B, M, D), and the numbers of the M texts and the class, (B, L).
+
+        The scores are what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts.
+        """
         vectors = F.normalize(self.embed(model, batch), dim=-1)
         given = batch["labels"][:, None] if self._has_scores else batch["texts"]
         grades = [batch["grade"]] if "grade" in batch else []
-        return torch.cat([vectors.flatten(1).double(), given.double(), *grades], 1)
+        measured = torch.cat([vectors.flatten(1).double(), given.double(), *grades], 1)
+        if self._has_scores:
+            return ScoredBatch(measured, vectors[:, :2].double().prod(1).sum(1), batch["labels"])
+        return ScoredBatch(measured, vectors, batch["texts"], predictions=vectors)
 
     def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""

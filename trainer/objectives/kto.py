@@ -36,6 +36,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
 from trainer.objectives.bases.preferences import split_conversation, split_text
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "liked", "reward", "logprob")
@@ -237,9 +238,11 @@ class KTO(AnswersObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The reward of each answer, and whether it is good, 1 or 0, (B,)."""
         losses, rewards, logprobs = self.score_answers(model, batch)
-        return torch.stack([losses, batch["liked"].double(), rewards, logprobs], dim=1)
+        scores = torch.stack([losses, batch["liked"].double(), rewards, logprobs], dim=1)
+        return ScoredBatch(scores, rewards, batch["liked"].long(), predictions=rewards)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, loss, reward and log-probability of rows with good answers, then of those with bad ones, (N, 8)."""

@@ -31,6 +31,7 @@ from trainer.objectives.bases.likelihood import ClassifierObjective, compute_log
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
 _KIND = "multi_label_classification"
@@ -191,9 +192,8 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "agreement", *(f"{what} {label}" for what in _OF_A_LABEL for label in state["labels"]))
 
-    def score_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The model's logits, (B, L), and the labels that it gives each row by its thresholds, 1 or 0, (B, L)."""
         logits = compute_logits(model, batch)
         config = getattr(model, "module", model).config
         thresholds = torch.tensor(
@@ -201,7 +201,8 @@ class MultiLabelClassification(ClassifierObjective[Options]):
             dtype=torch.float64,
             device=logits.device,
         )
-        return self._scores(logits, batch["labels"], thresholds), logits, None
+        scores = self._scores(logits, batch["labels"], thresholds)
+        return ScoredBatch(scores, logits, batch["labels"], predictions=scores[:, -logits.shape[1] :].long())
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """As `score_outputs`, with the thresholds of a model for which none were chosen."""

@@ -29,6 +29,7 @@ from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
 _SCORES = ("nll", "correct", "confidence", "label", "prediction")
@@ -204,12 +205,14 @@ class MultipleChoice(Objective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The scores of each row's choices, (B, C), and the number of the right one, (B,)."""
         logits = self._logits(model, batch).double()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         confidence, prediction = logits.softmax(-1).max(-1)
         correct = prediction == batch["labels"]
-        return torch.stack([losses, correct.double(), confidence, batch["labels"].double(), prediction.double()], 1)
+        told = [losses, correct.double(), confidence, batch["labels"].double(), prediction.double()]
+        return ScoredBatch(torch.stack(told, 1), logits, batch["labels"])
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Loss, one, and whether the right choice has the highest score, (N, 3)."""

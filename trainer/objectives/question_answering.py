@@ -33,6 +33,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts
 
 _SCORES = ("nll", "windows", "questions", "exact_match", "f1")
@@ -225,8 +226,11 @@ class QuestionAnswering(Objective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """Return what is measured of each window, (B, 8): of its best span, and of saying that there is no answer."""
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The logits of starts and ends, (B, T, 2), the likeliest place of each, and the right ones, (B, 2).
+
+        Scores: what is measured of each window, (B, 8): of its best span, and of saying that there is no answer.
+        """
         logits, losses, _ = self._read(model, batch)
         no_answer = logits[:, :, 0].double().sum(0)  # (B,)
         found = []
@@ -236,7 +240,9 @@ class QuestionAnswering(Objective[Options]):
                 [best, float(no_answer[i]), *score_answer(text, passage.golds), *score_answer("", passage.golds)]
             )
         measured = torch.tensor(found, dtype=torch.float64, device=logits.device)
-        return torch.cat([losses[:, None].double(), batch["row_id"][:, None].double(), measured], 1)
+        scores = torch.cat([losses[:, None].double(), batch["row_id"][:, None].double(), measured], 1)
+        places = torch.stack([batch["start_positions"], batch["end_positions"]], 1)
+        return ScoredBatch(scores, logits.permute(1, 2, 0), places, predictions=logits.argmax(-1).T)
 
     def scores_of_split(
         self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None

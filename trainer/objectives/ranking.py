@@ -29,6 +29,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.retrieval import DEPTH, name_length
 from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.text_pairs import TextOrPairObjective
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -190,11 +191,15 @@ class Ranking(TextOrPairObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "probability", "score", "relevance", "query")
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """The loss, the score as a probability and before the sigmoid, the grade and the number of the query, (B, 5)."""
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The score of each document before the sigmoid, (B,), and as labels its grade and the number of its query, (B, 2).
+
+        Scores: the loss, the score as a probability and before the sigmoid, the grade and the number of the query, (B, 5).
+        """
         scores = compute_logits(model, _inputs(batch)).double()
         losses = F.binary_cross_entropy_with_logits(scores[:, 0], batch["labels"].double(), reduction="none")
-        return torch.cat([losses[:, None], scores.sigmoid(), scores, batch["ranked"]], 1)
+        found = torch.cat([losses[:, None], scores.sigmoid(), scores, batch["ranked"]], 1)
+        return ScoredBatch(found, scores[:, 0], batch["ranked"])
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One and the loss of each row; of the first row of a query, what `measure_ranking` says of it, (N, 6)."""

@@ -29,6 +29,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.rank_correlation import spearman
 from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -146,9 +147,11 @@ class Regression(TextOrPairObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return [f"{what} {name}" for what in ("predicted", "given") for name in self.names]
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """What is predicted and given for each number, in units, (B, 2 T)."""
-        return torch.cat([compute_logits(model, batch).double(), batch["labels"].double()], 1)
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """What is predicted and given for each number, in units, (B, T) each; the scores are both, (B, 2 T)."""
+        predicted, given = compute_logits(model, batch), batch["labels"]
+        scores = torch.cat([predicted.double(), given.double()], 1)
+        return ScoredBatch(scores, predicted, given)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One and the loss; for each number the absolute error in units, and, standardized: p, g, p², g² and p g, (N, 2 + 6 T)."""

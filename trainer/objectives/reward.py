@@ -31,8 +31,9 @@ from trainer.objectives.bases.labels import require_one_output, require_problem_
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
-from trainer.objectives.bases.preferences import PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions, scored_pairs
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward")
@@ -164,9 +165,10 @@ class Reward(PairObjective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The rewards of the chosen and the rejected answer, (B, 2), and as labels the place of the better one, which is 0, (B,)."""
         losses, rewards = self.score_pairs(model, batch)
-        return torch.stack([losses, *rewards], dim=1).double()
+        return scored_pairs(torch.stack([losses, *rewards], dim=1).double(), rewards)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, whether the chosen answer has the higher reward, the scores, and bins of confidence; equal rewards count half."""

@@ -36,6 +36,7 @@ from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_by
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
@@ -228,18 +229,22 @@ class Seq2Seq(TokenLikelihood[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
 
-    def score_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Scores: columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was."""
-        scores, logits, _ = super().score_outputs(model, batch, tokenizer)
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The model's logits, and the tokens of the text that it generates, if it does, (B, T).
+
+        Scores: columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was.
+        """
+        found = super().score_outputs(model, batch, tokenizer)
+        scores = found.scores
         if not self.options.generate:
-            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))], dim=1), logits, None
+            no_text = scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))
+            return found._replace(scores=torch.cat([scores, no_text], dim=1))
         generated = self._generate(model, batch)
         target_ids = batch["labels"].where(batch["labels"] != IGNORE_INDEX, tokenizer.pad_token_id)
         texts, targets = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (generated, target_ids))
         text_scores = [[1.0, *exact_match_and_rouge(*pair)] for pair in zip(texts, targets, strict=True)]
-        return torch.cat([scores, scores.new_tensor(text_scores)], dim=1), logits, generated
+        scores = torch.cat([scores, scores.new_tensor(text_scores)], dim=1)
+        return found._replace(scores=scores, predictions=generated)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Token statistics, whether text was generated, and its metrics, (N, 9)."""

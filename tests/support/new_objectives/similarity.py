@@ -13,6 +13,7 @@ from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_texts_along_batch
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
@@ -89,11 +90,12 @@ class Similarity(Objective[Options]):
     def score_names(self, state):
         return ("error", "predicted", "given")
 
-    def score_batch(self, model, batch, tokenizer):
+    def score_outputs(self, model, batch, tokenizer):
         import torch
 
         predicted, given = self._cosines(model, batch).double(), batch["labels"].double()
-        return torch.stack([(predicted - given) ** 2, predicted, given], 1)
+        scores = torch.stack([(predicted - given) ** 2, predicted, given], 1)
+        return ScoredBatch(scores, predicted, given)
 
     def additive_statistics(self, scores, state):
         import numpy as np

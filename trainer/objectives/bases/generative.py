@@ -239,6 +239,12 @@ class GenerativeObjective(Objective[OptionsT]):
         sums = {name: (float(values.sum()), tokens) for name, values in metrics.items()}
         return BatchLoss(losses.sum() * share.processes / share.items, outputs, sums)
 
+    instead_of_own_metrics = "write it as a reward function (objective.rewards), which gets the texts and their rows"
+
+    @classmethod
+    def why_no_own_metrics(cls) -> str:
+        return "scores the texts that the model generates, which have no labels"
+
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Reward, tokens, and whether it terminated, of each prompt's greedy completion, (B, 3)."""
         lengths = batch["attention_mask"].sum(1).tolist()

@@ -14,6 +14,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
 
 
@@ -42,15 +43,10 @@ class Likelihood(Objective[OptionsT]):
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the scores that follow from logits: float64 (B, K), or its first columns where text is generated, too."""
 
-    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        return self.score_outputs(model, batch, tokenizer)[0]
-
-    def score_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return a batch's scores (B, K), its logits and, if there are metrics of generated text, the tokens of it (B, T)."""
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """The model's logits, and the likeliest class of each label."""
         logits = compute_logits(model, batch)
-        return self.score_logits(logits, batch["labels"]), logits, None
+        return ScoredBatch(self.score_logits(logits, batch["labels"]), logits, batch["labels"])
 
 
 class TokenLikelihood(Likelihood[OptionsT]):

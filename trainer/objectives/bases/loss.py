@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.rows import ObjectiveState
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class MicroBatchShare:
     """The recipe's `label_smoothing_factor`."""
     model_takes_items: bool = True
     """Whether the model's own loss is a sum over `num_items_in_batch`, if that is given."""
+    state: ObjectiveState = field(default_factory=dict)
+    """What the objective learned of the train split, such as how many rows have each label (`Objective.state_of_summaries`)."""
 
 
 class BatchLoss(NamedTuple):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-from params import Problem
+from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction
@@ -28,6 +28,7 @@ from trainer.objectives.bases.rows import (
     RowBreakdown,
     ScoreColumns,
 )
+from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer
 from trainer.objectives.bases.vector_space import VectorSpace
 
@@ -71,6 +72,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """The name of an integer of each `Example`, such as a query's number: those with the same one share a global batch, if it has room."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
+    instead_of_own_metrics: ClassVar[str] = "remove evaluation.metrics, or write `score_outputs` in the objective"
+    """What to do where a recipe can have no metrics of its own."""
     example_counts: ClassVar[tuple[str, ...]] = ()
     """Integers of an `Example` that the evaluate stage keeps with the scores, such as `bytes`."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
@@ -263,9 +266,28 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         """Return the names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
 
-    @abstractmethod
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
+        """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`.
+
+        An objective overrides this, or `score_outputs`, which also serves own metrics.
+        """
+        return self.score_outputs(model, batch, tokenizer).scores
+
+    def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
+        """Return the same scores with the outputs and labels that they follow from, for the recipe's own metrics.
+
+        Raises:
+            RecipeError: the objective has none.
+        """
+        what = f"{type(self).__name__} {self.why_no_own_metrics()}"
+        raise RecipeError("evaluation.metrics", what, self.instead_of_own_metrics)
+
+    @classmethod
+    def why_no_own_metrics(cls) -> str | None:
+        """Return why a recipe can have no `evaluation.metrics`; None if it can."""
+        if cls.score_outputs is not Objective.score_outputs:
+            return None
+        return "does not say what outputs and labels a function of yours would get"
 
     def scores_of_split(
         self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None

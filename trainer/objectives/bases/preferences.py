@@ -16,6 +16,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.messages import calls_tools, read_turns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.rows import Row, ScoreColumns
+from trainer.objectives.bases.scored_batch import ScoredBatch
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"
 """Stand before each turn in texts such as those of hh-rlhf."""
@@ -102,6 +103,13 @@ def begin_with_prompt(chosen: Any, rejected: Any) -> bool:
 def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
     """Return how many characters or messages both begin with."""
     return len([*takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))])
+
+
+def scored_pairs(scores: torch.Tensor, rewards: torch.Tensor) -> ScoredBatch:
+    """Return scores (B, K), with the rewards (2, B) of chosen and rejected answers as outputs (B, 2); each label is 0, the place of the better one."""
+    outputs = rewards.T
+    first = torch.zeros(len(outputs), dtype=torch.long, device=outputs.device)
+    return ScoredBatch(scores, outputs, first, predictions=outputs)
 
 
 class PairOptions(AnswersOptions):

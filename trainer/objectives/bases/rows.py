@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ ObjectiveState = Mapping[str, Any]
 ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
-ColumnKind = Literal["string", "optional", "label", "labels", "number", "records", "record"]
-"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of records; a record."""
+ColumnKind = Literal["string", "optional", "label", "labels", "number", "numbers", "records", "record"]
+"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of numbers, such as a vector; a list of records; a record."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def hash_row_values(values: Iterable[Any]) -> int:
 
 def label_columns(columns: Mapping[str, ColumnKind]) -> list[str]:
     """Return the columns of labels, numbers or records that a row has beside what a model is given; none if there is nothing else."""
-    for kinds in ({"label"}, {"number"}, {"labels"}, {"record", "records"}):
+    for kinds in ({"label"}, {"number"}, {"labels"}, {"numbers"}, {"record", "records"}):
         if (found := [name for name, kind in columns.items() if kind in kinds]) and len(found) < len(columns):
             return found
     return []
@@ -110,16 +111,32 @@ def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[s
 
 
 def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | None:
-    """Return what is wrong with lists of labels, or with columns of which a row needs one; None if nothing."""
+    """Return what is wrong with lists of labels or numbers, or with columns of which a row needs one; None if nothing."""
     lists = [column for column, kind in columns.items() if kind == "labels"]
     if reason := next(
         (f"one of its {column} is null" for column in lists if isinstance(row[column], list) and None in row[column]),
         None,
     ):
         return reason
+    for column in [column for column, kind in columns.items() if kind == "numbers"]:
+        if reason := _why_no_numbers(row[column]):
+            return f"its {column} {reason}"
     optional = [column for column, kind in columns.items() if kind == "optional"]
     is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
     return f"none of {' and '.join(optional)} has text" if is_blank else None
+
+
+def _why_no_numbers(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return "is no list of numbers"
+    if not value:
+        return "is an empty list"
+    for place, number in enumerate(value):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return f"has {number!r:.50} at place {place}, which is not a number"
+        if not math.isfinite(number):
+            return f"has {number} at place {place}, which is not finite"
+    return None
 
 
 class RowBreakdown(NamedTuple):

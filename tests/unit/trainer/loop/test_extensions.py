@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from params import ModelError, Recipe, RecipeError
+from params.sections.evaluation import OwnMetrics
 from tests.support import releases, tiny
 from tests.support.in_process import job, losses, trained, trainer_of
 from tests.support.training import run_train, run_train_with_kills
@@ -17,7 +18,9 @@ from trainer.loop import extensions
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.losses import cross_entropy
+from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.causal_lm import CausalLM
+from trainer.objectives.sequence_classification import SequenceClassification
 
 OWN = "tests.support.own_code"
 PLAIN = {
@@ -53,6 +56,18 @@ def test_cross_entropy_matches_torch():
 
 
 SMOOTHED = {"name": "trainer.losses:cross_entropy", "arguments": {"smoothing": 0.2, "next_token": True}}
+
+
+def test_loss_gets_what_the_train_split_taught_if_it_asks(tmp_path):
+    """Both that of a recipe and that of an objective; resumed and on several processes, it is read from the same file."""
+    own = {"name": f"{OWN}:loss_of_known_labels", "arguments": {"factor": 2.0}}
+    made = trainer_of(job(tmp_path, {"training.loss": own}, **tiny.CLASSES))
+    labels, shares = made.model.config.id2label.values(), []
+    assert made.compute_loss_func(Outputs(torch.zeros(2, 3)), torch.tensor([0, 1]), 2) == 2.0 * len(labels) > 0
+    made.compute_loss_func = None
+    made.objective.batch_loss = lambda model, batch, share: shares.append(share) or BatchLoss(torch.zeros(()))
+    made.compute_loss(made.model, {}, num_items_in_batch=1.0)
+    assert shares[0].state["labels"] == [*labels]
 
 
 def test_custom_loss_is_trained_on(tmp_path):
@@ -220,6 +235,26 @@ def test_best_weights_follow_a_custom_metric(tmp_path):
     assert best["own"][1] == pytest.approx(best["usual"][1] + 1.0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "own", "metric"), [("NUMBERS", "mean_error", "mae"), ("CLASSES", "accuracy", "accuracy")]
+)
+def test_own_metric_is_the_built_in_one_in_training_and_in_evaluation(tmp_path, kind, own, metric):
+    """tests/contract/test_own_metrics.py has all objectives, without a training."""
+    metrics = {"function": f"{OWN}:{own}", "directions": {f"own_{metric}": "min"}}
+    changes = {"training.max_steps": 4, "evaluation.metrics": metrics, "training.best_metric": f"own_{metric}"}
+    artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe(changes, **getattr(tiny, kind)))
+    run_train(artifacts, recipe)
+    lines = (json.loads(line) for line in (artifacts.history / "metrics.jsonl").read_text().splitlines())
+    found = [line for line in lines if f"eval_own_{metric}" in line]
+    assert found
+    for line in found:
+        assert line[f"eval_own_{metric}"] == pytest.approx(line[f"eval_{metric}"], rel=1e-5)
+    models = releases.evaluate(artifacts, recipe).metrics
+    assert models.keys() == {"model", "untrained"}
+    for values in models.values():
+        assert values[f"own_{metric}"] == pytest.approx(values[metric], rel=1e-5)
+
+
 def test_metric_inputs_are_moved_to_the_cpu_every_n_batches():
     metrics = Recipe.model_validate(tiny.recipe({"evaluation.metrics": METRICS})).evaluation.metrics
     evaluation = EvaluationMetrics(
@@ -236,12 +271,40 @@ def test_metric_inputs_are_moved_to_the_cpu_every_n_batches():
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(f"{OWN}:broken", "raised ZeroDivisionError: no rows"), (f"{OWN}:accuracy", "returns no 'whole', but")],
+    [
+        (f"{OWN}:broken", "evaluation.metrics.function: raised ZeroDivisionError: no rows"),
+        (f"{OWN}:accuracy", "evaluation.metrics.function: returns no 'whole', but ['own_accuracy']"),
+        (f"{OWN}:looks_up_a_key", "evaluation.metrics.function: raised KeyError: 'recall'"),
+        (f"{OWN}:one_number", "evaluation.metrics.function: returns 0.5, and not a value by the name of each metric"),
+        (
+            f"{OWN}:value_for_each_row",
+            "evaluation.metrics.function: returns array([0., 0.], dtype=float32) for 'whole', which is not a",
+        ),
+    ],
 )
-def test_failing_metric_is_an_error_with_its_name(tmp_path, function, message):
-    metrics = {"function": function, "directions": {"whole": "max"}}
-    with pytest.raises(ModelError, match=message):
-        trained(job(tmp_path, {"evaluation.metrics": metrics}, **tiny.CLASSES))
+def test_failing_metric_is_an_error_with_its_name(function, message):
+    metrics = OwnMetrics.model_validate({"function": function, "directions": {"whole": "max"}})
+    objective = SequenceClassification(SequenceClassification.options_class())
+    evaluation = EvaluationMetrics(objective, state={"labels": ["a", "b"]}, tokenizer=None, metrics=metrics)
+    evaluation.update((torch.ones(2, len(objective.score_names({}))), *[torch.zeros(2)] * 3))
+    with pytest.raises(ModelError) as error:
+        evaluation.compute()
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("looks_up_a_key_of_two", "raised KeyError: 'recall'"),
+        ("mean_of_batch", "returns a Tensor of shape () for 4 sequences"),
+        ("two_outputs", "returns a tuple for 4 sequences"),
+    ],
+)
+def test_failing_reduction_of_logits_is_an_error_with_its_name(tmp_path, function, message):
+    metrics = METRICS | {"preprocess_logits": f"{OWN}:{function}"}
+    with pytest.raises(ModelError) as error:
+        trained(job(tmp_path, {"evaluation.metrics": metrics, "launch.eval_batch_size": 4}))
+    assert str(error.value).startswith(f"evaluation.metrics.preprocess_logits: {message}")
 
 
 # check
@@ -291,6 +354,13 @@ def test_check_reports_uncallable_and_conflicting_extensions(problems, changes, 
     found = problems(changes)
     assert found.keys() == {key}
     assert message in found[key]
+
+
+def test_check_refuses_own_metrics_of_an_objective_without_outputs(problems):
+    generates = {"name": "grpo", "prompt": "{text}", "rewards": ["trainer.rewards:numeric_answer"]}
+    found = problems({"objective": generates, "evaluation.metrics": METRICS, "training.best_metric": "whole"})
+    what = "grpo scores the texts that the model generates, which have no labels; write it as a reward function"
+    assert found["evaluation.metrics"].startswith(what)
 
 
 def test_run_identity_includes_custom_code(tmp_path, monkeypatch):

@@ -118,6 +118,16 @@ def test_fsdp_without_gpus_is_refused(tmp_path):
     assert "asks for FSDP, which needs GPUs" in caught.value.what
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "params/accelerate").glob("*.yaml")))
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_check_says_that_a_configuration_needs_gpus(problems, monkeypatch, name, has_gpu):
+    """As training would, after all stages before it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    found = problems({"launch.accelerate_config": str(ROOT / "params/accelerate" / name)})
+    needs = [what for what in found.values() if "which needs GPUs, and torch finds none here" in what]
+    assert bool(needs) == (not has_gpu and name != "ddp.yaml")
+
+
 def fake_trainer(*, fsdp=False, deepspeed=False, world_size=2, model=None):
     return types.SimpleNamespace(
         is_fsdp_enabled=fsdp,
