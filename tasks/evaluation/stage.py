@@ -33,7 +33,7 @@ from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
-from tasks.evaluation.release_events import log_verdict, read_release_events
+from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import ScoredModel, score_rows
@@ -96,7 +96,7 @@ def evaluate(
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
-            use = measure_row_use(settings, hashes, read_release_events(artifacts), comparison)
+            use = measure_row_use(settings, hashes, read_release_events_of_project(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
             sketch = () if use.is_up else make_row_sketch(hashes["inputs"])
         verdict, reasons = gate.judge_candidate(
