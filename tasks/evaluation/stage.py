@@ -35,6 +35,7 @@ from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
+from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import ScoredModel, score_rows
 from tasks.evaluation.suite_report import SuiteResult
@@ -107,6 +108,7 @@ def evaluate(
             has_champion="champion" in scored,
             is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
+            distrusted_start=published.distrusted_start,
             is_untrained=_is_start_best(artifacts, published.champion),
             row_use=use,
         )
@@ -168,11 +170,10 @@ class Measured:
 
 def _is_start_best(artifacts: Artifacts, champion: ReleaseReference | None) -> bool:
     """Whether the training started from the champion, and no step of it was better: a head that has grown is another model by its weights."""
-    if not champion or not (path := artifacts.report("train")).exists():
+    start = read_start_of_training(artifacts)
+    if not champion or not start or start.commit != champion.commit:
         return False
-    trained = json.loads(path.read_bytes())
-    start = trained.get("started_from")
-    return bool(start and start["commit"] == champion.commit and not trained["best_step"])
+    return not json.loads(artifacts.report("train").read_bytes())["best_step"]
 
 
 def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:

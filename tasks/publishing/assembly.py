@@ -24,6 +24,8 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
+from tasks.stages import read_report
+from tasks.training.report import TrainingReport
 from trainer.model.limits import write_reading_limit
 from trainer.start import ReleaseReference
 
@@ -84,6 +86,8 @@ def pull_request_description(candidate: Candidate, reasons: Sequence[str], repla
     text, recipe = "\n".join(reasons), candidate.artifacts.recipe
     marks = code_block_fence(text)
     start = f"A new model of the recipe `{recipe}` passed the gate."
+    if trained := read_report(candidate.artifacts, TrainingReport).start_sentence:
+        start += f" {trained}"
     if replaced and candidate.blessing.is_in_release(replaced.weights):
         start = f"The published model of the recipe `{recipe}` in another form."
     replaces = f"It replaces {replaced.tag or replaced.commit}." if replaced else "No model is published yet."

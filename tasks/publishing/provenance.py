@@ -13,6 +13,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
 from tasks.evaluation.report import EvaluationReport
+from tasks.evaluation.rolled_back_start import list_starts
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -57,6 +58,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
         "start": start.model_dump(mode="json") if start else None,
+        "ancestors": list_starts(artifacts, start)[1:],
         "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
