@@ -79,7 +79,8 @@ def _compare_with_champion(
     gate: Gate, details: report.EvaluationDetails, champion: report.MetricComparison | None
 ) -> tuple[bool, list[str]]:
     if champion is None:
-        what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
+        who = "one of the two" if details.learned_by_candidate else "the champion"
+        what = f"nothing can be compared: {who} has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
     fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
     forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"

@@ -13,7 +13,8 @@ from params.foundation.artifacts import PROFILE, TIMES
 from params.schema import ObjectiveChoice
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
-from tasks.evaluation.row_ages import RowAges
+from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tests.support import releases, tiny
@@ -21,6 +22,12 @@ from trainer import objectives
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 REPO = "tests/tiny"
+
+
+def learned_by(release, rows, objective):
+    """The row_ids of the rows that a release has learned from, whose files are in a folder."""
+    held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
+    return held_out.learned_by([rows_of_release(release, "the champion", held_out.columns)])
 
 
 def profile_of(artifacts, recipe, split):
@@ -74,7 +81,7 @@ def test_the_verdict_says_that_few_rows_are_left(tmp_path, monkeypatch):
     release(artifacts, recipe, "train")
     releases.learn(artifacts, recipe, 40)
     ids = np.array([row["row_id"] for row in SplitRows(artifacts.rows / "test").rows()])
-    monkeypatch.setattr(RowAges, "tell", lambda *_: RowAges(learned=ids[:-3]))
+    monkeypatch.setattr(HeldOutRows, "learned_by", lambda _, models: ids[:-3] if models else ids[:0])
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     (reason,) = json.loads(artifacts.blessing.read_text())["reasons"]
     assert " on 3 rows, without the 37 that the champion has learned from" in reason
@@ -97,7 +104,7 @@ def timed(tmp_path):
         record = {"objective": {"name": "causal_lm"}, "data": {"learned_until": until, "split": champion}}
         (folder / "evergreen-provenance.json").write_text(json.dumps(record))
         objective = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
-        return RowAges.tell(folder, SplitRows(tmp_path / "rows/test"), objective).learned.tolist()
+        return learned_by(folder, SplitRows(tmp_path / "rows/test"), objective).tolist()
 
     return learned
 
@@ -118,19 +125,18 @@ def test_rows_up_to_the_time_of_the_champions_newest_row_do_not_count(timed, unt
     assert timed(until, champion, own) == list(range(1, 1 + wanted))
 
 
-def test_a_profile_of_other_columns_says_nothing(tmp_path, caplog):
+def test_a_profile_of_other_columns_says_nothing(tmp_path):
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe())
     champion = tmp_path / "champion"
     champion.mkdir()
     (champion / PROFILE).write_bytes(profile_of(artifacts, recipe, "test"))
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
-    assert len(RowAges.tell(champion, rows, objective).learned) == 40
+    assert len(learned_by(champion, rows, objective)) == 40
     other = DataProfile.load((champion / PROFILE).read_bytes())
     other.content.append("another")
     other.save(champion / PROFILE)
-    assert not len(RowAges.tell(champion, rows, objective).learned)
-    assert (
-        "rows that the champion knows are not recognized by their content: it learned from other columns" in caplog.text
-    )
-    (champion / PROFILE).write_bytes(b"damaged")
-    assert not len(RowAges.tell(champion, rows, objective).learned)
+    for unknown in ("it learned from other columns: text, another", "it is damaged"):
+        assert not len(learned_by(champion, rows, objective))
+        (reason,) = rows_of_release(champion, "the champion", ComparedColumns.of(rows, objective, ())).unknown
+        assert reason.startswith(f"the champion: {unknown}")
+        (champion / PROFILE).write_bytes(b"damaged")
