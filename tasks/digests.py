@@ -28,6 +28,14 @@ class RecordOfRows(BaseModel):
     """The time of the newest one, or of the newest one that chose the best checkpoint; empty if rows had no times."""
     split: str = "hash"
     """By what rows were held out (`data.split.by`)."""
+    unknown: tuple[str, ...] = ()
+    """Why the release cannot name all rows that it has learned from: what it started from does not name them."""
+
+
+class RecordOfStart(BaseModel):
+    """The release that a training has started from."""
+
+    commit: str
 
 
 class ReleaseRecord(BaseModel):
@@ -37,6 +45,15 @@ class ReleaseRecord(BaseModel):
     max_length: int | None = None
     """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
     data: RecordOfRows = RecordOfRows()
+    start: RecordOfStart | None = None
+    """None if the training started from the recipe's own model."""
+    ancestors: tuple[str, ...] = ()
+    """The commits of the releases that this start goes back to itself, the newest first."""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """The commits of all releases that it goes back to, the newest first."""
+        return (self.start.commit, *self.ancestors) if self.start else ()
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:

@@ -154,13 +154,17 @@ def _grace_s(stage: str, artifacts: Artifacts) -> float:
 
 def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger) -> str | None:
     """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
-    if stage not in ("evaluate", "publish"):
+    if stage not in ("validate", "evaluate", "publish"):
         return None
-    from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
+    from tasks.publishing import hub_changes
 
-    find_reason = why_blessing_is_outdated if stage == "evaluate" else why_receipt_is_outdated
     try:
-        return find_reason(artifacts, load(artifacts.recipe_path).publish)
+        recipe = load(artifacts.recipe_path)
+        if stage == "validate":
+            return hub_changes.why_start_is_outdated(artifacts, recipe.publish, recipe.model.start)
+        if stage == "evaluate":
+            return hub_changes.why_blessing_is_outdated(artifacts, recipe.publish)
+        return hub_changes.why_receipt_is_outdated(artifacts, recipe.publish)
     except EvergreenError as error:
         log.warning("%s@%s: could not ask the Hub: %s", stage, artifacts.recipe, error)
         return None

@@ -70,7 +70,8 @@ class EvaluationAnalysis:
             documents=len(self.plan.documents),
             vectors=self._vectors(),
             own_slices=list(self._own_slices()),
-            learned_rows=len(self.plan.ages.learned),
+            learned_rows=len(self.plan.learned.get("champion", ())),
+            learned_by_candidate=len(self.plan.learned["model"]),
         )
 
     def _vectors(self) -> VectorSpaceChange | None:
@@ -105,14 +106,14 @@ class EvaluationAnalysis:
         return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
 
     def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
-        """The scores of candidate and champion on the rows that both read as a whole and the champion has not learned from, if any.
+        """The scores of candidate and champion on the rows that both read as a whole and neither has learned from, if any.
 
         With `written`, only of the rows whose text both tokenizers give back.
         """
         if "champion" not in self.scored:
             return None
         own = self.scored.get("compared", self.scored["model"])
-        skipped = np.union1d(self.plan.text.skipped(written=written), self.plan.ages.learned)
+        skipped = self.plan.text.skipped(written=written)
         found = align_to_common_rows(own.scores, self.scored["champion"].scores, skipped)
         return found if len(found[0]) else None
 
@@ -142,7 +143,8 @@ class EvaluationAnalysis:
                 p_value=gain.p_value,
                 rows=len(own),
                 left_out=left_out,
-                learned=len(self.plan.ages.learned) if against == "champion" else 0,
+                learned=len(self.plan.learned[against]),
+                learned_by_candidate=len(self.plan.learned["model"]),
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
             )
@@ -214,6 +216,7 @@ class EvaluationAnalysis:
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
                 champion=other[metric] if is_known else None,
+                compared_rows=len(both[0]) if both and is_known and len(both[0]) != len(own) else None,
                 gain=gain.value if gain else None,
                 gain_low=gain.low if gain else None,
                 gain_high=gain.high if gain else None,

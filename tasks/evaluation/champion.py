@@ -67,6 +67,8 @@ class ChampionStatus:
     """The champion's files on this machine."""
     rolled_back_reason: str | None
     """Why the model in question was rolled back after an earlier release; None if it was not."""
+    distrusted_start: str | None = None
+    """Why the model in question is not to be published: a release that its training goes back to was rolled back; None if none was."""
     max_length: int = 0
     """The tokens up to which the model in question was judged, if it is the champion."""
 
@@ -77,6 +79,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
     `weights` are the digests of that model's releases, in each form that it can be published in.
     """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
+        from tasks.evaluation.rolled_back_start import why_start_is_distrusted
         from tasks.hub_client.release_log import find_rollback_reason
 
         head = repository.head()
@@ -84,9 +87,9 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
             return ChampionStatus(None, None, None)
         champion = ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head))
         if champion.weights in weights:
-            return ChampionStatus(champion, None, None, _released_limit(repository, champion))
-        reason = find_rollback_reason(repository, weights)
-        return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason)
+            return ChampionStatus(champion, None, None, max_length=_released_limit(repository, champion))
+        reason, start = find_rollback_reason(repository, weights), why_start_is_distrusted(artifacts, repository)
+        return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason, start)
 
 
 def _released_limit(repository: HubRepository, champion: ReleaseReference) -> int:

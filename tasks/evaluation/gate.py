@@ -29,13 +29,15 @@ def judge_candidate(
     has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
+    distrusted_start: str | None = None,
     is_untrained: bool = False,
     row_use: report.HeldOutRowUse | None = None,
 ) -> tuple[report.Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
     `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
-    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `is_untrained`: the best step is
+    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `distrusted_start`: which release that
+    its training goes back to was rolled back, if one was. `is_untrained`: the best step is
     the start, and that is the champion. `row_use`: with `over: test_rows`.
     """
     if is_champion or is_untrained:
@@ -61,10 +63,11 @@ def judge_candidate(
         warning.append(f"the held-out rows are soon used up: {left}; {new_rows}")
     if failures or (used_up and not has_champion):
         return "refuse", failures + ([] if has_champion else used_up)
-    if rolled_back_reason:
-        return "keep", [f"a release of the same weights was rolled back: {rolled_back_reason}"]
-    if used_up:
-        return "keep", used_up
+    rolled_back = [f"a release of the same weights was rolled back: {rolled_back_reason}"] if rolled_back_reason else []
+    if distrusted_start and not rolled_back:
+        rolled_back = [distrusted_start]
+    if rolled_back or used_up:
+        return "keep", rolled_back or used_up
     if not has_champion:
         better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
@@ -76,7 +79,8 @@ def _compare_with_champion(
     gate: Gate, details: report.EvaluationDetails, champion: report.MetricComparison | None
 ) -> tuple[bool, list[str]]:
     if champion is None:
-        what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
+        who = "one of the two" if details.learned_by_candidate else "the champion"
+        what = f"nothing can be compared: {who} has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
     fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
     forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"

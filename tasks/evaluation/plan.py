@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
@@ -14,8 +18,11 @@ from params.schema import Launch, Model, ObjectiveChoice
 from params.sections.base import Direction
 from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
+from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
+from tasks.evaluation.learned_rows import HeldOutRows, list_unknown, rows_before_training, rows_of_release
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
+from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
@@ -29,7 +36,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
-from trainer.objectives.bases.objective import Example
+from trainer.objectives.bases.objective import Example, Objective
 from trainer.start import ReleaseReference
 
 logger = logging.getLogger(__name__)
@@ -85,6 +92,12 @@ class EvaluationPlan:
     """Those of `data.corpus`; empty without one."""
     text: ComparableInputs
     """What candidate and champion both read."""
+    learned: Mapping[str, NDArray[np.int64]]
+    """By the name of each model, the row_ids that do not count for it: it has learned from them, itself or through what it started from.
+    Those of the champion do not count for the comparison, so they have the candidate's, too.
+    """
+    unknown: tuple[str, ...]
+    """Why it may have learned from others: what the candidate started from does not say it."""
     ages: RowAges
     """What the champion's release says of the rows."""
     new_rows: DriftReport | None
@@ -126,6 +139,7 @@ def plan_evaluation_and_encode(
     groups = RowGroups.read(rows)
     own, by_itself = ModelTokenization.of_candidate(artifacts, built), artifacts.tokens / evaluation.split
     found, text, other, ages = published.champion, ComparableInputs(), None, RowAges()
+    held_out = HeldOutRows(rows, ComparedColumns.of(rows, built, ()))
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         if own.max_length != learned.max_length and not learned.splits[evaluation.split].is_whole:
             by_itself = own.encode(rows, own.encoder(None, state), folder / "released", workers)
@@ -136,7 +150,7 @@ def plan_evaluation_and_encode(
             text = ComparableInputs.find(own, other, rows, state, folder=folder, workers=workers)
             _check_comparable(text, metric, own, found, len(rows))
             with champion.translate_champion_errors(found):
-                ages = RowAges.tell(published.folder, rows, built)
+                ages = RowAges.tell(published.folder, held_out)
         elif published.max_length > own.max_length:
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             encoder = own.encoder(published.max_length, state)
@@ -154,7 +168,9 @@ def plan_evaluation_and_encode(
         models.append(PlannedModel("compared", load_model, own, sequences))
     if evaluation.compare_untrained:
         models.append(PlannedModel("untrained", load_untrained, own, by_itself))
-    if found and other:
+    left_out, unknown = _find_learned_rows(artifacts, model, built, held_out, published)
+    has_rows = len(left_out.get("champion", ())) < len(rows)
+    if found and other and has_rows:
         network = partial(champion.load_champion, other.folder, other.objective, state, found)
         models.append(PlannedModel("champion", network, other, text.champion or sequences))
     for one in models:
@@ -166,6 +182,8 @@ def plan_evaluation_and_encode(
     has_report = artifacts.report("validate").exists()
     drift = read_report(artifacts, ValidationReport).drift if has_report else None
     reason = champion.why_confidence_not_comparable(built, drift, published)
+    if not has_rows:
+        reason = reason or "the published model has learned from all held-out rows"
     return EvaluationPlan(
         settings=evaluation,
         objective_name=objective.name,
@@ -182,10 +200,47 @@ def plan_evaluation_and_encode(
         load_untrained=load_untrained,
         documents=documents,
         text=text,
+        learned=left_out,
+        unknown=unknown,
         ages=ages,
         new_rows=None if reason else drift,
         not_measured=reason,
     )
+
+
+def _find_learned_rows(
+    artifacts: Artifacts, model: Model, built: Objective[Any], held_out: HeldOutRows, published: champion.ChampionStatus
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Return which rows do not count for each model, by its name, and why the candidate may have learned from others.
+
+    Raises:
+        ModelError: no row is left for the candidate.
+    """
+    before, every = rows_before_training(artifacts, model, held_out.columns), len(held_out.rows)
+    own = held_out.learned_by(before)
+    if every and len(own) == every:
+        start = read_start_of_training(artifacts)
+        through = f"the release that its training started from, {start.name}," if start else "its base model"
+        what = f"no held-out row is left to judge the model on: {through} has learned from all {every}"
+        fix = "hold out newer rows, or keep `seed` and `data.split` as they were; or set model.start: base for one run"
+        raise ModelError(str(held_out.rows.folder), what, fix)
+    if len(own):
+        told = "evaluate: %d of %d rows do not count: the candidate has learned from them through what it started from"
+        logger.info(told, len(own), every)
+    found = dict.fromkeys(("model", "compared", "untrained"), own)
+    if published.champion and published.folder:
+        release = rows_of_release(published.folder, published.champion.name, held_out.columns)
+        theirs = held_out.learned_by([*before, release])
+        for reason in release.unknown:
+            logger.info("evaluate: it is not known of all rows whether the champion has learned from them: %s", reason)
+        if len(theirs):
+            told = "evaluate: %d of %d rows do not count in the comparison: one of the two has learned from them"
+            logger.info(told, len(theirs), every)
+        found["champion"] = theirs
+        looks_at_others = bool(built.group_score) or objectives.overrides_method(built, "scores_of_split")
+        if looks_at_others and len(theirs) < every:  # the others must be the same for both
+            found = dict.fromkeys(found, theirs)
+    return found, list_unknown(before)
 
 
 def _check_comparable(

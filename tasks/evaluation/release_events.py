@@ -5,6 +5,7 @@ DVC deletes the receipt before it runs the publish stage. It does not know this 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -122,6 +123,23 @@ def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:
     entries = read_log_and_unrecorded(artifacts, artifacts.release_events, ReleaseEvent)
     own = {entry.commit: entry for entry in reversed(entries) if entry.event == "published" and entry.verdict}
     return [entry for entry in entries if entry.event != "published" or own.get(entry.commit, entry) is entry]
+
+
+def read_release_events_of_project(artifacts: Artifacts) -> list[ReleaseEvent]:
+    """Return the entries of the logs of all recipes of the project, also of those that are no longer there but have left a log."""
+    found = list[ReleaseEvent]()
+    for recipe in sorted({artifacts.recipe, *_recipes_with_a_log(artifacts)}):
+        found += read_release_events(Artifacts(recipe, artifacts.root))
+    return found
+
+
+def _recipes_with_a_log(artifacts: Artifacts) -> Iterator[str]:
+    """Yield the recipes with a log, or with lines that no branch may have yet: in a clone, those are outside of it."""
+    name = artifacts.release_events.name
+    for path in artifacts.run.parent.glob(f"*/{artifacts.release_events.relative_to(artifacts.run)}"):
+        yield path.relative_to(artifacts.run.parent).parts[0]
+    for path in artifacts.kept.parent.glob(f"*/{artifacts.unrecorded.relative_to(artifacts.kept)}/{name}"):
+        yield path.relative_to(artifacts.kept.parent).parts[0]
 
 
 def format_release_event(entry: ReleaseEvent) -> str:

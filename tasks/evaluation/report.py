@@ -43,6 +43,13 @@ class EvaluationReport(Report):
     saved_as: ClassVar[str] = "evaluate"
     split: str
     rows: int
+    """Those that count for the candidate: it has not learned from them, nor has any model that it goes back to."""
+    champion_rows: int | None = None
+    """Those of them that count for the champion, too; None without one, or if none is left."""
+    learned: int = 0
+    """Held-out rows that do not count, because the candidate has learned from them through what it started from."""
+    unknown: tuple[str, ...] = ()
+    """Why it may have learned from more of them: what it started from does not say it."""
     sequences: int
     metric: str
     """The metric that decides."""
@@ -53,7 +60,7 @@ class EvaluationReport(Report):
     untrained: dict[str, Number] | None
     """Metrics of the model before training, on the same rows."""
     champion: dict[str, Number] | None
-    """Metrics of the published model, on the same rows."""
+    """Metrics of the published model, on the same rows without those that it has learned from."""
     max_length: int | None = None
     """Most tokens of a text that the candidate read, if they are those of a comparison; None if it kept its own limits."""
     judged_length: int | None = None
@@ -93,7 +100,9 @@ class MetricComparison(Report):
     left_out: int = 0
     """Rows that do not count, because one of the models cannot read or write all of their text."""
     learned: int = 0
-    """Rows that do not count, because the champion has learned from them."""
+    """Rows that do not count, because one of the models has learned from them, itself or through what it started from."""
+    learned_by_candidate: int = 0
+    """Those of them that the candidate has learned from."""
     groups: int | None = None
     """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
     largest_group: int | None = None
@@ -106,7 +115,7 @@ class MetricComparison(Report):
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
         if self.learned:
-            text += f" on {self.rows} rows, without the {self.learned} that the champion has learned from"
+            text += f" on {self.rows} rows, without the {self.learned} that {self.who_learned}"
         if not self.has_interval:
             few = f"too few of {self._counted()} count in it for a {format_confidence_level(confidence)} interval"
             return f"{text}, but {self.too_few(confidence) or few}"
@@ -119,6 +128,15 @@ class MetricComparison(Report):
             rows = "1 row does" if self.left_out == 1 else f"{self.left_out} rows do"
             text += f"; {rows} not count, of which one of the models does not read or write all"
         return text + ")"
+
+    @property
+    def who_learned(self) -> str:
+        """Who has learned from the rows that do not count for that."""
+        if not self.learned_by_candidate:
+            return "the champion has learned from"
+        if self.against == "untrained" or self.learned_by_candidate == self.learned:
+            return "the candidate has learned from through what it started from"
+        return "one of the two has learned from, itself or through what it started from"
 
     @property
     def has_interval(self) -> bool:
@@ -162,6 +180,8 @@ class SliceResult(Report):
     high: Number | None
     champion: Number | None
     """The champion's value."""
+    compared_rows: int | None = None
+    """How many of the rows that value and the gain are of, if not of all; None in a report of an earlier version, too."""
     gain: Number | None
     """How much better the candidate is than the champion."""
     gain_low: Number | None
@@ -225,7 +245,9 @@ class EvaluationDetails(Report):
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
     learned_rows: int = 0
-    """Held-out rows that the champion has learned from: they do not count in comparisons with it."""
+    """Held-out rows that candidate or champion have learned from: they do not count in comparisons of the two."""
+    learned_by_candidate: int = 0
+    """Those of them that the candidate has learned from: they count for none of its metrics."""
     own_slices: list[SliceResult] = Field(default=[])
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None

@@ -75,7 +75,9 @@ class ComparisonId(NamedTuple):
 def measure_row_use(
     gate: Gate, hashes: Mapping[SketchOf, RowHashes], entries: Iterable[ReleaseEvent], comparison: ComparisonId
 ) -> HeldOutRowUse:
-    """Return how often comparisons in the log, other than this one, have used today's rows.
+    """Return how often comparisons in the logs of all recipes, other than this one, have used today's rows.
+
+    What counts is the repository: a recipe that publishes there under another name uses the same rows.
 
     A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
     `gate.confidence`, even if `gate.comparisons` was changed in between.
@@ -83,9 +85,13 @@ def measure_row_use(
     earlier: dict[ComparisonId, float] = {}
     for one in entries:
         made = ComparisonId(one.repo_id, one.endpoint, one.weights, one.commit, one.data, one.metric)
-        is_here = made[:2] == comparison[:2]
+        is_here = made.repo_id == comparison.repo_id and _same_hub(made.endpoint, comparison.endpoint)
         if one.event == "verdict" and one.row_sketch and one.confidence and is_here and made != comparison:
             error = (1 - one.confidence) / (1 - gate.comparison_confidence)
             uses = error * estimate_reused_row_share(one.row_sketch, hashes[one.row_sketch_of])
             earlier[made] = max(uses, earlier.get(made, 0.0))
     return HeldOutRowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)
+
+
+def _same_hub(one: str, other: str) -> bool:
+    return one.rstrip("/").lower() == other.rstrip("/").lower()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy, torch
 from trainer.objectives.bases.objective import Example
 
 _MAX_IDS_IN_ERROR = 5
@@ -124,6 +124,14 @@ def align_to_common_rows(one: RowScores, other: RowScores, left_out: NDArray[np.
         return one, other
     groups = resampling_units(one.groups, other.groups.astype(float))  # one may lack a row that joined two of them
     return replace(one, groups=groups), replace(other, groups=groups)
+
+
+def without_rows(sequences: Sequences, row_ids: NDArray[np.int64]) -> Sequences:
+    """Return the sequences of a split but those of some rows, in the same order."""
+    if not len(row_ids):
+        return sequences
+    places = np.flatnonzero(~np.isin(sequences.row_ids(), row_ids)).tolist()
+    return cast("Sequences", torch.utils.data.Subset(cast("Any", sequences), places))
 
 
 def score_rows(

@@ -33,10 +33,11 @@ from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
-from tasks.evaluation.release_events import log_verdict, read_release_events
+from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
+from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
-from tasks.evaluation.scoring import ScoredModel, score_rows
+from tasks.evaluation.scoring import ScoredModel, score_rows, without_rows
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
@@ -73,6 +74,7 @@ def evaluate(
     recipe = digests.evaluation_recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     published = champion.fetch_champion(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
     is_champion = published.champion is not None and published.champion.weights in releases.values()
+    has_champion = published.champion is not None and not is_champion
     with replace_folder_atomically(artifacts.evaluation) as folder:
         plan = plan_evaluation_and_encode(
             artifacts,
@@ -96,7 +98,7 @@ def evaluate(
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
-            use = measure_row_use(settings, hashes, read_release_events(artifacts), comparison)
+            use = measure_row_use(settings, hashes, read_release_events_of_project(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
             sketch = () if use.is_up else make_row_sketch(hashes["inputs"])
         verdict, reasons = gate.judge_candidate(
@@ -104,17 +106,22 @@ def evaluate(
             details,
             metric=plan.metric,
             metrics=scored["model"].metrics,
-            has_champion="champion" in scored,
+            has_champion=has_champion,
             is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
+            distrusted_start=published.distrusted_start,
             is_untrained=_is_start_best(artifacts, published.champion),
             row_use=use,
         )
+        reasons += [
+            f"it is not known of all held-out rows whether the model has learned from them: {why}"
+            for why in plan.unknown
+        ]
         blessing = Blessing(
             verdict=verdict,
             reasons=tuple(reasons),
             metric=plan.metric,
-            first_release=not is_champion and "champion" not in scored,
+            first_release=not is_champion and not has_champion,
             confidence=settings.comparison_confidence,
             row_use=use,
             model=weights,
@@ -128,6 +135,9 @@ def evaluate(
         report = EvaluationReport(
             split=evaluation.split,
             rows=len(scored["model"].scores),
+            champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
+            learned=len(plan.learned["model"]),
+            unknown=plan.unknown,
             sequences=scored["model"].sequences,
             metric=plan.metric,
             verdict=verdict,
@@ -168,11 +178,10 @@ class Measured:
 
 def _is_start_best(artifacts: Artifacts, champion: ReleaseReference | None) -> bool:
     """Whether the training started from the champion, and no step of it was better: a head that has grown is another model by its weights."""
-    if not champion or not (path := artifacts.report("train")).exists():
+    start = read_start_of_training(artifacts)
+    if not champion or not start or start.commit != champion.commit:
         return False
-    trained = json.loads(path.read_bytes())
-    start = trained.get("started_from")
-    return bool(start and start["commit"] == champion.commit and not trained["best_step"])
+    return not json.loads(artifacts.report("train").read_bytes())["best_step"]
 
 
 def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:
@@ -181,7 +190,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
     found = Measured(ChampionConfidence(reason=plan.not_measured))
     (folder / "scores").mkdir()
     for one in plan.models:
-        sequences, network = Sequences(one.sequences), one.load()
+        sequences, network = without_rows(Sequences(one.sequences), plan.learned[one.name]), one.load()
         objective, tokenizer, own = one.reader.objective, one.reader.tokenizer, plan.settings.metrics
         accumulator = EvaluationMetrics(objective, state=resampler.state, tokenizer=tokenizer, metrics=own)
         scores = score_rows(
@@ -217,11 +226,11 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
             what = f"{', '.join(bad)} is not finite"
             raise ModelError(f"{one.name} on {split}", what, "fix evaluation.metrics.function")
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
-        logger.info("evaluate: %s on %s: %s", one.name, split, values)
+        logger.info("evaluate: %s on %d rows of %s: %s", one.name, len(scores), split, values)
         scored[one.name] = ScoredModel(scores, metrics, len(sequences))
     if not plan.settings.compare_untrained:
         found.train = label_review.measure_train_rows(plan)
-    if unused := len(plan.rows) - len(scored["model"].scores):
+    if unused := len(plan.rows) - len(plan.learned["model"]) - len(scored["model"].scores):
         message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
         logger.warning(message, unused, len(plan.rows))
     return scored, found

@@ -131,6 +131,29 @@ class _Main:
         held = _blobs(self.tree(commit.commit_id))
         return trailers if any(held == _blobs(self.tree(one)) for one in ([target] if target else older)) else None
 
+    def left_behind(self) -> dict[str, Mapping[str, str]]:
+        """Return the commits that rollbacks have left behind, each with the trailers of the rollback."""
+        found: dict[str, Mapping[str, str]] = {}
+        number = 0
+        while number < len(self.commits):
+            trailers = self.rollback(number)
+            target = self._brought_back(number, trailers) if trailers else number + 1
+            if trailers:
+                found |= {one.commit_id: trailers for one in self.commits[number + 1 : target]}
+            number = target
+        return found
+
+    def _brought_back(self, number: int, trailers: Mapping[str, str]) -> int:
+        """Return the place of the commit whose files a rollback brought back."""
+        tagged = self.tags.get(trailers[ROLLED_BACK_TO])
+        places = range(number + 1, len(self.commits))
+        for place in places:
+            if self.commits[place].commit_id == tagged:
+                return place
+        held = _blobs(self.tree(self.commits[number].commit_id))
+        same = (place for place in places if _blobs(self.tree(self.commits[place].commit_id)) == held)
+        return next(same, min(number + 2, len(self.commits)))
+
     @cached_property
     def merges(self) -> Collection[str | None]:
         """The commits with which pull requests were merged. Their messages may be of people who may not write main."""
@@ -165,6 +188,43 @@ def find_rollback_reason(repository: HubRepository, weights: Collection[str]) ->
             return None
         if (found := rollbacks.get(number)) and tree_weights_digest(main.tree(found[ROLLED_BACK_FROM])) in weights:
             return f"by {found[BY]}: {found[REASON]}"
+    return None
+
+
+@dataclass(frozen=True)
+class RolledBackCommit:
+    """A commit of main that people have rolled back from."""
+
+    commit: str
+    tag: str | None
+    by: str
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """Return, for example, `release-0123456789ab, which was rolled back by Ada: leaked rows`."""
+        return f"{self.tag or self.commit}, which was rolled back by {self.by}: {self.why}"
+
+
+def find_rolled_back_commit(repository: HubRepository, commits: Sequence[str]) -> RolledBackCommit | None:
+    """Return the first of these commits that a rollback has left behind; None if main stands by all of them.
+
+    A rollback leaves behind what main got after the files that it brings back: a model that was published in between is as distrusted as the
+    last one. Weights that main got again later are not left behind. Of commits that main does not know, nothing is said.
+    """
+    if not commits:
+        return None
+    main = _Main.read(repository)
+    left = main.left_behind()
+    asked = [commit for commit in commits if commit in left]
+    if not asked:
+        return None
+    kept = {tree_weights_digest(main.tree(one.commit_id)) for one in main.commits if one.commit_id not in left}
+    for commit in asked:
+        if tree_weights_digest(main.tree(commit)) not in kept:
+            tags = [tag for tag, target in main.tags.items() if target == commit]
+            tag = min(tags, key=lambda one: (not one.startswith(TAG_PREFIX), one), default=None)
+            return RolledBackCommit(commit, tag, left[commit][BY], left[commit][REASON])
     return None
 
 

@@ -16,6 +16,8 @@ from params import load
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
+from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.learned_rows import write_rows_for_release
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import code_block_fence, render_model_card
@@ -24,6 +26,10 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
+from tasks.shards.split_rows import SplitRows
+from tasks.stages import read_report
+from tasks.training.report import TrainingReport
+from trainer import objectives
 from trainer.model.limits import write_reading_limit
 from trainer.start import ReleaseReference
 
@@ -63,7 +69,8 @@ def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], rep
     """
     artifacts, publish = candidate.artifacts, candidate.publish
     pictures = draw_card_charts(artifacts)
-    has_profile = load(artifacts.recipe_path).validation.releases_profile(private=publish.private)
+    recipe = load(artifacts.recipe_path)
+    has_profile = recipe.validation.releases_profile(private=publish.private)
     texts = {
         FILE: json.dumps(record, indent=1) + "\n",
         "report.html": render_report_page(artifacts, timings=None, quote_rows=publish.private),
@@ -71,9 +78,12 @@ def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], rep
     }
     with replace_folder_atomically(artifacts.staged_release) as folder:
         copy_model_for_release(artifacts, publish.adapter, folder, limit=candidate.reading_limit)
-        for path in (artifacts.data_profile, artifacts.known_rows):
-            if path.exists() and has_profile:
-                shutil.copy(path, folder)
+        if has_profile:
+            if artifacts.data_profile.exists():
+                shutil.copy(artifacts.data_profile, folder)
+            rows = SplitRows(artifacts.rows / "train")
+            columns = ComparedColumns.of(rows, objectives.build_objective(recipe.objective), ())
+            write_rows_for_release(artifacts, recipe.model, columns, folder / artifacts.known_rows.name)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
             (folder / name).write_bytes(content)
     return artifacts.staged_release
@@ -84,6 +94,8 @@ def pull_request_description(candidate: Candidate, reasons: Sequence[str], repla
     text, recipe = "\n".join(reasons), candidate.artifacts.recipe
     marks = code_block_fence(text)
     start = f"A new model of the recipe `{recipe}` passed the gate."
+    if trained := read_report(candidate.artifacts, TrainingReport).start_sentence:
+        start += f" {trained}"
     if replaced and candidate.blessing.is_in_release(replaced.weights):
         start = f"The published model of the recipe `{recipe}` in another form."
     replaces = f"It replaces {replaced.tag or replaced.commit}." if replaced else "No model is published yet."

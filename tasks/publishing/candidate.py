@@ -19,6 +19,7 @@ from params.schema import AdapterForm, Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.rolled_back_start import why_start_is_distrusted
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
@@ -128,6 +129,12 @@ class Candidate:
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
             raise StaleBlessingError(repository.where, f"the model was rolled back since its evaluation, {reason}", fix)
         return reason is not None
+
+    def check_start(self, repository: HubRepository) -> None:
+        """Raise a StaleBlessingError if people have rolled back from a release that the training goes back to, since the evaluation."""
+        if not self.blessing.is_champion and (reason := why_start_is_distrusted(self.artifacts, repository)):
+            fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
+            raise StaleBlessingError(repository.where, reason, fix)
 
 
 def why_adapter_not_shareable(model: Model) -> tuple[str, str] | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from params.foundation.artifacts import Artifacts
-from params.schema import Publish
+from params.schema import Publish, Start
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.receipt import Receipt
-from tasks.hub_client.release_log import read_main_commits
+from tasks.hub_client.release_log import find_rolled_back_commit, read_main_commits
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
+from trainer.start import read_pinned_start
 
 
 def why_receipt_is_outdated(artifacts: Artifacts, publish: Publish) -> str | None:
@@ -28,6 +29,15 @@ def why_receipt_is_outdated(artifacts: Artifacts, publish: Publish) -> str | Non
             status = fetch_pull_request_status(repository, receipt.pull_request)
             is_held = status in WAITING if receipt.status == "proposed" else status == "closed"
     return None if is_held else "the Hub no longer holds what the receipt says"
+
+
+def why_start_is_outdated(artifacts: Artifacts, publish: Publish, start: Start) -> str | None:
+    """Return why the pinned start is no longer one: people have rolled back from it; None if they have not."""
+    if not (pinned := read_pinned_start(artifacts, start)):
+        return None
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        found = find_rolled_back_commit(repository, [pinned.commit])
+    return f"the pinned start is {found.sentence}" if found else None
 
 
 def why_blessing_is_outdated(artifacts: Artifacts, publish: Publish) -> str | None:

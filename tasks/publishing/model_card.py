@@ -117,6 +117,7 @@ def render_model_card(
         tokenize=read_report(artifacts, TokenizationReport),
         train=read_report(artifacts, TrainingReport),
         evaluate=evaluated,
+        of_fewer=evaluated.champion_rows not in (None, evaluated.rows),
         metrics={"model": metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=details,
         blessing=candidate.blessing,
@@ -192,10 +193,14 @@ def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetai
     for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
         if other and name in other:
             arguments[label] = round(other[name], 6)
+            if label == "champion" and evaluated.champion_rows not in (None, evaluated.rows):
+                arguments["champion_rows"] = evaluated.champion_rows
     for one in details.comparisons:
         if one.metric == name and one.has_interval:
             label = "champion" if one.against == "champion" else "base"
             arguments[f"gain_over_{label}"] = _rounded(one, "gain", "low", "high")
+            if one.rows != evaluated.rows:
+                arguments[f"gain_over_{label}"]["rows"] = one.rows
     return {"metric_type": kind, "metric_name": shown, "metric_args": arguments}
 
 

@@ -122,6 +122,7 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
             replaced = candidate.replaced(repository)
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
                 return None
+            candidate.check_start(repository)
             release = assemble_and_plan_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, hub)
             patient = replace(

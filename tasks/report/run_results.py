@@ -120,6 +120,12 @@ class RunResults:
         compared = self.details.comparisons if self.details else ()
         return next((one for one in compared if (one.against, one.metric) == (against, metric)), None)
 
+    @property
+    def fewer_champion_rows(self) -> int | None:
+        """How many of the candidate's rows count for the champion; None if all do, or there is no champion."""
+        found = self.evaluated
+        return found.champion_rows if found and found.champion_rows != found.rows else None
+
     def interval(self, model: str, metric: str | None) -> tuple[float | None, float | None]:
         """Return the ends of the interval of a model's metric."""
         found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None

@@ -134,6 +134,7 @@ def comparison_section_content(results: RunResults) -> Section | None:
     return {
         "lead": _comparison_lead(results, against, where),
         "models": {model: charts.NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
+        "rows": {"champion": results.fewer_champion_rows},
         "against": {model: OPPONENTS[model] for model in against},
         "charts": titled,
     }
@@ -141,7 +142,7 @@ def comparison_section_content(results: RunResults) -> Section | None:
 
 def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: str) -> str:
     if not against:
-        return f"Metrics of the candidate {where}, which it was not trained on."
+        return f"Metrics of the candidate {where}, which it was not trained on.{_rows_that_do_not_count(results)}"
     model = against[0]
     compared = [one for name in results.metric_names if (one := results.comparison(model, name))]
     found = [classify_gain(one.low, one.high) for one in compared]
@@ -153,11 +154,27 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: st
     if len(counts) == 1:
         result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
     missing = {
-        "the champion has learned from": compared[0].learned,
+        "the champion has learned from": compared[0].learned - compared[0].learned_by_candidate,
         "not both models read as a whole": compared[0].left_out,
     }
     without = " and ".join(f"{count_with_noun(count, 'row')} that {why}" for why, count in missing.items() if count)
-    return f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
+    text = f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
+    return f"{text}{_rows_that_do_not_count(results)}"
+
+
+def _rows_that_do_not_count(results: RunResults) -> str:
+    """Return how many rows the candidate knows through what it started from, and why there may be more."""
+    assert results.evaluated
+    told = [
+        f"It is not known of all of them whether the candidate has learned from them: {why}."
+        for why in results.evaluated.unknown
+    ]
+    if count := results.evaluated.learned:
+        rows = count_with_noun(count, "other row")
+        told.insert(
+            0, f"{rows} of the split do not count: the candidate has learned from them through what it started from."
+        )
+    return "".join(f" {sentence}" for sentence in told)
 
 
 def slices_section_content(results: RunResults) -> Section | None:
@@ -207,6 +224,7 @@ def label_section_content(results: RunResults) -> dict[str, Any] | None:
         "better": sum((one.gain_low or 0) > 0 for one in gains),
         "worse": sum((one.gain_high or 0) < 0 for one in gains),
         "judged": len(gains),
+        "champion_rows": results.fewer_champion_rows,
         "has_champion": any(one.champion is not None for one in labels.results),
         "confusions": labels.confusions,
         "charts": _charts(labels),

@@ -1,6 +1,7 @@
 """Pin the published model that the training starts from, and which of the valid rows it has learned from.
 
-    the head of publish.repo_id -> validated/start/    see trainer/start.py
+    the head of publish.repo_id -> validated/start/          see trainer/start.py
+                                   validated/start/record/   what the release says of itself and of the rows it has learned from
 
 The stage runs only if the rows, or what it reads of the recipe, have changed. So a release makes no later stage stale by itself, and
 every later stage, on any machine, starts from the same files.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,8 @@ from trainer.objectives.bases.objective import Objective
 from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
 
 logger = logging.getLogger(__name__)
+_RECORDS: Final = frozenset({PROVENANCE, PROFILE, KNOWN_ROWS})
+"""The files of a release that say how it was made."""
 _PUBLIC: Final = "the release of a public repository says it only if the recipe sets validation.drift"
 
 
@@ -69,6 +73,7 @@ def pin_start(
             with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:
                 found = fetch_model_once(artifacts, repository, pinned.commit)
             until = _copy_model(found, target / MODEL, pinned.name, name)
+            _copy_files(found, _RECORDS, target / artifacts.start_record.name)
             pinned = pinned.model_copy(update={"learned_until": until})
             try:
                 known = read_hashes(found, columns, needs_all=replay is not None)
@@ -108,9 +113,13 @@ def _copy_model(found: Path, target: Path, where: str, name: str) -> str:
     if made is None or made.objective.name != name:
         what = f"it was trained for {made.objective.name}, not {name}" if made else f"it has no {PROVENANCE}"
         raise ModelError(where, f"the training cannot start from it: {what}", fix)
-    for path in sorted(found.rglob("*")):
-        if path.is_file() and path.name not in {PROVENANCE, PROFILE, KNOWN_ROWS}:  # which say how it was made
-            copy = target / path.relative_to(found)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, copy)
+    files = {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()}
+    _copy_files(found, files - _RECORDS, target)
     return made.data.learned_until
+
+
+def _copy_files(found: Path, names: Iterable[str], target: Path) -> None:
+    for name in sorted(names):
+        if (found / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(found / name, target / name)

@@ -9,18 +9,35 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from params.foundation.artifacts import PROFILE, TIMES
+from params import ModelError
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, TIMES
 from params.schema import ObjectiveChoice
+from tasks.digests import PROVENANCE
+from tasks.drift.known import shorten_hashes, write_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
-from tasks.evaluation.row_ages import RowAges
+from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
+from tasks.hub_client.connection import open_repository
+from tasks.publishing.model_card import render_model_card
+from tasks.publishing.provenance import collect_provenance
+from tasks.report.page import write_run_report_page
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
+from tasks.stages import read_report, save_report
+from tasks.training.report import TrainingReport
 from tests.support import releases, tiny
 from trainer import objectives
+from trainer.start import RECORD, ReleaseReference
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 REPO = "tests/tiny"
+
+
+def learned_by(release, rows, objective):
+    """The row_ids of the rows that a release has learned from, whose files are in a folder."""
+    held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
+    return held_out.learned_by([rows_of_release(release, "the champion", held_out.columns)])
 
 
 def profile_of(artifacts, recipe, split):
@@ -73,12 +90,113 @@ def test_the_verdict_says_that_few_rows_are_left(tmp_path, monkeypatch):
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe())
     release(artifacts, recipe, "train")
     releases.learn(artifacts, recipe, 40)
-    ids = np.array([row["row_id"] for row in SplitRows(artifacts.rows / "test").rows()])
-    monkeypatch.setattr(RowAges, "tell", lambda *_: RowAges(learned=ids[:-3]))
+    ids = np.array(held_out_ids(artifacts))
+    monkeypatch.setattr(HeldOutRows, "learned_by", lambda _, models: ids[:-3] if models else ids[:0])
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     (reason,) = json.loads(artifacts.blessing.read_text())["reasons"]
     assert " on 3 rows, without the 37 that the champion has learned from" in reason
     assert "3 rows cannot show it: a 95% interval needs at least" in reason
+
+
+def held_out_ids(artifacts):
+    return [row["row_id"] for row in SplitRows(artifacts.rows / "test").rows()]
+
+
+def let_start_have_learned(artifacts, recipe, rows):
+    """Let the training have started from the release, which has learned from these rows of the test split."""
+    with open_repository(artifacts, repo_id=REPO, endpoint="local") as repository:
+        head = repository.head()
+    start = ReleaseReference(endpoint="local", repo_id=REPO, **vars(head))
+    shutil.rmtree(artifacts.start, ignore_errors=True)
+    artifacts.start_record.mkdir(parents=True)
+    (artifacts.start / RECORD).write_text(start.model_dump_json())
+    (artifacts.start_record / PROVENANCE).write_text(json.dumps({"objective": recipe.objective.model_dump()}))
+    held_out = SplitRows(artifacts.rows / "test")
+    columns = ComparedColumns.of(held_out, objectives.build_objective(recipe.objective), ())
+    hashes = shorten_hashes(hash_rows(held_out, columns)[1])
+    write_hashes(hashes[rows], columns, artifacts.start_record / KNOWN_ROWS)
+    trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
+    save_report(trained, artifacts.report("train"))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A release that has learned from none of the 40 held-out rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_ENDPOINT", raising=False)
+        artifacts, recipe = releases.tokenized(tmp_path_factory.mktemp("released"), tiny.recipe())
+        release(artifacts, recipe, "train")
+    return artifacts, recipe
+
+
+def test_rows_that_the_candidate_knows_through_its_start_count_nowhere(released):
+    artifacts, recipe = released
+    releases.learn(artifacts, recipe, 40)
+    let_start_have_learned(artifacts, recipe, slice(0, 15))
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.rows, report.sequences, report.learned, report.champion_rows) == (25, 25, 15, 25)
+    details = json.loads((artifacts.evaluation / "details.json").read_text())
+    assert {(one["against"], one["rows"], one["learned"]) for one in details["comparisons"]} == {
+        ("champion", 25, 15),
+        ("untrained", 25, 15),
+    }
+    for name in ("model", "untrained", "champion"):
+        scored = pq.read_table(artifacts.evaluation / f"scores/{name}.parquet")["row_id"].to_pylist()
+        assert scored == held_out_ids(artifacts)[15:], name
+    reasons = json.loads(artifacts.blessing.read_text())["reasons"]
+    told = "on 25 rows, without the 15 that the candidate has learned from through what it started from"
+    assert told in reasons[0]
+    write_run_report_page(artifacts)
+    page = " ".join(artifacts.page.read_text().split())
+    assert "15 other rows of the split do not count: the candidate has learned from them" in page
+    card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
+    assert "25 rows in 25 sequences that were not used for training" in card
+    assert "15 other rows of the split do not count" in card
+
+
+def test_two_numbers_of_different_rows_are_told_apart(released, monkeypatch):
+    """The champion has learned from rows that the candidate has not: its metrics are of fewer rows, and each table says so."""
+    artifacts, recipe = released
+    releases.learn(artifacts, recipe, 40)
+    let_start_have_learned(artifacts, recipe, slice(0, 15))
+    ids, own = np.array(held_out_ids(artifacts)), HeldOutRows.learned_by
+    monkeypatch.setattr(
+        HeldOutRows, "learned_by", lambda self, models: ids[:20] if len(models) == 2 else own(self, models)
+    )
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.rows, report.champion_rows) == (25, 20)
+    details = json.loads((artifacts.evaluation / "details.json").read_text())
+    assert {(one["against"], one["rows"]) for one in details["comparisons"]} == {("champion", 20), ("untrained", 25)}
+    assert "that one of the two has learned from" in json.loads(artifacts.blessing.read_text())["reasons"][0]
+    write_run_report_page(artifacts)
+    assert "(20 rows)" in artifacts.page.read_text()
+    card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
+    assert "previous release (20 rows)" in card
+    assert "on the same 20 rows" in card
+
+
+def test_a_candidate_that_knows_all_rows_cannot_be_judged(released):
+    artifacts, recipe = released
+    releases.learn(artifacts, recipe, 40)
+    let_start_have_learned(artifacts, recipe, slice(0, 40))
+    with pytest.raises(ModelError, match="no held-out row is left to judge the model on: the release that its train"):
+        releases.evaluate(artifacts, recipe)
+
+
+def test_a_start_that_does_not_name_its_rows_is_said(released):
+    artifacts, recipe = released
+    releases.learn(artifacts, recipe, 40)
+    let_start_have_learned(artifacts, recipe, slice(0, 15))
+    (artifacts.start_record / KNOWN_ROWS).unlink()
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.rows, report.learned) == (40, 0)
+    reason = json.loads(artifacts.blessing.read_text())["reasons"][-1]
+    assert reason.startswith(
+        "it is not known of all held-out rows whether the model has learned from them: tests/tiny@"
+    )
+    record = collect_provenance(artifacts)
+    assert tuple(record["data"]["unknown"]) == report.unknown, "a later start hands it on"
+    assert "It is not known of all these rows" in render_model_card(releases.candidate(artifacts), record, None)
 
 
 @pytest.fixture
@@ -97,7 +215,7 @@ def timed(tmp_path):
         record = {"objective": {"name": "causal_lm"}, "data": {"learned_until": until, "split": champion}}
         (folder / "evergreen-provenance.json").write_text(json.dumps(record))
         objective = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
-        return RowAges.tell(folder, SplitRows(tmp_path / "rows/test"), objective).learned.tolist()
+        return learned_by(folder, SplitRows(tmp_path / "rows/test"), objective).tolist()
 
     return learned
 
@@ -118,19 +236,18 @@ def test_rows_up_to_the_time_of_the_champions_newest_row_do_not_count(timed, unt
     assert timed(until, champion, own) == list(range(1, 1 + wanted))
 
 
-def test_a_profile_of_other_columns_says_nothing(tmp_path, caplog):
+def test_a_profile_of_other_columns_says_nothing(tmp_path):
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe())
     champion = tmp_path / "champion"
     champion.mkdir()
     (champion / PROFILE).write_bytes(profile_of(artifacts, recipe, "test"))
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
-    assert len(RowAges.tell(champion, rows, objective).learned) == 40
+    assert len(learned_by(champion, rows, objective)) == 40
     other = DataProfile.load((champion / PROFILE).read_bytes())
     other.content.append("another")
     other.save(champion / PROFILE)
-    assert not len(RowAges.tell(champion, rows, objective).learned)
-    assert (
-        "rows that the champion knows are not recognized by their content: it learned from other columns" in caplog.text
-    )
-    (champion / PROFILE).write_bytes(b"damaged")
-    assert not len(RowAges.tell(champion, rows, objective).learned)
+    for unknown in ("it learned from other columns: text, another", "it is damaged"):
+        assert not len(learned_by(champion, rows, objective))
+        (reason,) = rows_of_release(champion, "the champion", ComparedColumns.of(rows, objective, ())).unknown
+        assert reason.startswith(f"the champion: {unknown}")
+        (champion / PROFILE).write_bytes(b"damaged")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
-from tasks.evaluation.release_events import ReleaseEvent
+from tasks.evaluation.release_events import ReleaseEvent, read_release_events_of_project
 from tasks.evaluation.row_use import (
     ComparisonId,
     estimate_reused_row_share,
@@ -214,3 +216,37 @@ def test_lines_of_earlier_versions_count_by_whole_texts(tmp_path) -> None:
 def test_rows_without_an_input_are_known_by_their_whole_texts(tmp_path) -> None:
     before, after = (pairs(tmp_path / name, [f"{name} {i}" for i in range(40)], [""] * 40) for name in "ab")
     assert measure_row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 0
+
+
+def log_lines(*paths: Path) -> None:
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        path.write_text(verdict(rows(0, 100), str(number)).model_dump_json() + "\n")
+
+
+def test_comparisons_of_every_recipe_count(tmp_path) -> None:
+    """Another recipe on the same repository and rows, one that was renamed or removed, and lines that no branch has yet."""
+    own, other, removed = (Artifacts(name, tmp_path) for name in ("own", "other", "removed"))
+    log_lines(own.release_events, other.release_events, removed.release_events)
+    for number, one in enumerate((own, other)):
+        one.unrecorded.mkdir(parents=True)
+        line = verdict(rows(0, 100), f"unrecorded {number}").model_dump_json()
+        (one.unrecorded / one.release_events.name).write_text(line + "\n")
+    for asked in (own, other, Artifacts("new", tmp_path)):
+        assert uses(rows(0, 100), read_release_events_of_project(asked)) == 5
+
+
+def test_in_a_clone_the_lines_that_are_kept_outside_of_it_count(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(KEPT_FOLDER, str(tmp_path / "kept"))
+    kept = Artifacts("other").unrecorded / Artifacts("other").release_events.name
+    assert kept.is_relative_to(tmp_path / "kept")
+    log_lines(kept)
+    assert uses(rows(0, 100), read_release_events_of_project(Artifacts("own"))) == 1
+
+
+def test_a_hub_is_known_by_any_spelling_of_its_address() -> None:
+    today = TODAY._replace(endpoint="https://hub.example.org")
+    for endpoint, count in (("https://HUB.example.org/", 1), ("https://hub.example.org:81", 0)):
+        found = measure_row_use(GATE, {"inputs": rows(0, 9)}, [verdict(rows(0, 9), endpoint=endpoint)], today)
+        assert found.uses == count

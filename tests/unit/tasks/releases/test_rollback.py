@@ -13,7 +13,13 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event, read_release_events
 from tasks.hub_client.release_file import RELEASE_FILE
-from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_main_commits, release_table_lines
+from tasks.hub_client.release_log import (
+    MainCommit,
+    find_rollback_reason,
+    find_rolled_back_commit,
+    read_main_commits,
+    release_table_lines,
+)
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.hub_server import git_objects
 from tasks.hub_server.store import RepositoryStore
@@ -391,3 +397,50 @@ def hub_files(hub: FaultyHub, commit: str) -> Path:
     sha256 = repository.entry(commit, "model.safetensors").sha256
     assert sha256
     return repository.large_files.path(sha256)
+
+
+@pytest.mark.parametrize(
+    ("history", "left"),
+    [
+        ("1 2 3", ""),
+        ("1 2 3 r2", "3"),
+        ("1 2 3 r1", "2 3"),  # a model between the two is as distrusted as the last one
+        ("1 2 3 r1 r3", ""),  # main goes back forward: it stands by all three again
+        ("1 2 3 r1 r2", "3"),
+        ("1 2 r1 3 r1", "2 3"),
+        ("1 2 r1 3", "2"),  # the child of a rolled-back model may be 3: it is asked about all of its starts
+        ("1 2 r1 2", ""),  # published again
+    ],
+)
+def test_what_rollbacks_have_left_behind(api: HfApi, tmp_path: Path, history: str, left: str) -> None:
+    commits: dict[str, str] = {}
+    for number, step in enumerate(history.split()):
+        if step.startswith("r"):
+            roll_back_to(api, f"v{step[1:]}")
+            continue
+        again = step in commits
+        found = release(api, tmp_path / str(number), int(step)) if not again else roll_back_by_hand(api, step)
+        commits.setdefault(step, found.commit or "")
+    repository = HubRepository(api, REPO)
+    found_left = [step for step, commit in commits.items() if find_rolled_back_commit(repository, [commit])]
+    assert found_left == left.split()
+    newest_first = [commits[step] for step in sorted(commits, reverse=True)]
+    first = find_rolled_back_commit(repository, newest_first)
+    if left:
+        assert first is not None
+        assert first.commit == commits[left.rsplit(maxsplit=1)[-1]]
+        assert first.sentence == f"v{left.rsplit(maxsplit=1)[-1]}, which was rolled back by ann: wrong answers"
+    else:
+        assert first is None
+
+
+def roll_back_by_hand(api: HfApi, number: str) -> ReleaseOutcome:
+    """Main gets the weights of a model again, by a commit that is no rollback."""
+    copy = [CommitOperationCopy("model.safetensors", "model.safetensors", src_revision=f"v{number}")]
+    return ReleaseOutcome("published", api.create_commit(REPO, copy, commit_message="again").oid)
+
+
+def test_a_commit_that_main_does_not_know_is_not_rolled_back(api: HfApi, tmp_path: Path) -> None:
+    release(api, tmp_path, 1)
+    assert find_rolled_back_commit(HubRepository(api, REPO), ["f" * 40]) is None
+    assert find_rolled_back_commit(HubRepository(api, REPO), []) is None

@@ -17,7 +17,7 @@ from params.schema import Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.row_ages import RowAges
+from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import collect_provenance
 from tasks.shards.kept_work import ShardWorkers
@@ -102,7 +102,8 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     release.mkdir()
     shutil.copy(artifacts.known_rows, release)
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
-    assert len(RowAges.tell(release, rows, objective).learned) == 90
+    held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
+    assert len(held_out.learned_by([rows_of_release(release, "the release", held_out.columns)])) == 90
 
 
 def test_a_release_says_until_when_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:

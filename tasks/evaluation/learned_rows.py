@@ -1,0 +1,208 @@
+"""Which held-out rows a model has learned from: by itself, or through what it started from.
+
+A row counts for a model only if neither it nor any model that it goes back to has learned from it: else it would know the answer. A model goes
+back to the release that its training started from (`model.start`), to its base (`model.pretrained`), and to what those go back to. A row
+that was in a train split can be held out now because the time goes on, because `seed` or `data.split` has changed, or because the base is a
+model of another recipe.
+
+    a release        says until which time it has learned, and has hashes of the rows (in a profile of many rows, of some of them)
+    runs/<x>/model   the recipe x has the rows themselves, and what its own training started from
+    another model    says nothing: it is not one of this project
+
+What is not known is said, never taken for "not learned": `LearnedRows.unknown`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from params import EvergreenError, load
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
+from params.schema import Model
+from tasks.digests import PROVENANCE, ReleaseRecord
+from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
+from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.rolled_back_start import read_start_of_training
+from tasks.shards.split_rows import SplitRows
+from tasks.shards.times import NO_TIME, read_times, time_of_value
+from trainer.data.shards import ROW_ID
+from trainer.start import RECORD, read_pinned_start
+
+logger = logging.getLogger(__name__)
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class LearnedRows:
+    """The rows that a model, a release or the training of a recipe, has learned from, as far as that is known."""
+
+    hashes: NDArray[np.int64]
+    """Parts of the hashes of their content (`tasks.drift.known.shorten_hashes`)."""
+    until: str = ""
+    """The time of the newest one; empty if rows had no times."""
+    is_split_by_time: bool = False
+    """Whether its held-out rows were newer than these."""
+    unknown: tuple[str, ...] = ()
+    """Why these may not be all; each names the model."""
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """The rows of a split, as they are looked for among those that models have learned from."""
+
+    rows: SplitRows
+    columns: ComparedColumns
+
+    @cached_property
+    def hashed(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """The row_ids, (N,), and the hashes of the contents, (N,)."""
+        return hash_rows(self.rows, self.columns)
+
+    def learned_by(self, models: Sequence[LearnedRows]) -> NDArray[np.int64]:
+        """Return the row_ids of the rows that one of these models has learned from, ascending."""
+        if not models:
+            return _NO_ROWS
+        row_ids, hashes = self.hashed
+        known = np.concatenate([one.hashes for one in models])
+        by_content = row_ids[np.isin(shorten_hashes(hashes), known)]
+        return np.unique(np.concatenate([by_content, *map(self._learned_by_time, models)]))
+
+    def _learned_by_time(self, model: LearnedRows) -> NDArray[np.int64]:
+        times, until = self.rows.times, time_of_value(model.until)
+        # by hash, a row that is older than others may have been held out all the time
+        if until == NO_TIME or not times or not (model.is_split_by_time or times["split"] == "time"):
+            return _NO_ROWS
+        batches = self.rows.batches([ROW_ID, times["column"]])
+        found = [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
+        return np.concatenate([_NO_ROWS, *found])
+
+
+def rows_of_release(folder: Path, name: str, columns: ComparedColumns) -> LearnedRows:
+    """Return the rows that a release has learned from, whose files are in a folder, itself and through what it started from."""
+    try:
+        record = ReleaseRecord.of(folder)
+    except ValueError as error:
+        return LearnedRows(_NO_ROWS, unknown=(f"{name}: its {PROVENANCE} cannot be used: {error}",))
+    unknown, hashes = list(record.data.unknown if record else ()), _NO_ROWS
+    try:
+        hashes = read_hashes(folder, columns, needs_all=True)
+    except ValueError as error:
+        unknown.append(f"{name}: {error}")
+        if _names_some(folder):
+            hashes = _read_some(folder, columns)
+    until, split = (record.data.learned_until, record.data.split) if record else ("", "")
+    return LearnedRows(hashes, until, split == "time", tuple(unknown))
+
+
+def _names_some(folder: Path) -> bool:
+    return (folder / PROFILE).exists() and not (folder / KNOWN_ROWS).exists()
+
+
+def _read_some(folder: Path, columns: ComparedColumns) -> NDArray[np.int64]:
+    try:
+        return read_hashes(folder, columns, needs_all=False)
+    except ValueError:
+        return _NO_ROWS
+
+
+def rows_of_run(
+    artifacts: Artifacts, columns: ComparedColumns, seen: frozenset[str] = frozenset()
+) -> list[LearnedRows]:
+    """Return the rows that the model of a recipe's run has learned from: its train rows, and those of what it started from."""
+    name, train = f"{artifacts.run}/model", artifacts.rows / "train"
+    if artifacts.recipe in seen:
+        return []
+    if not train.is_dir():
+        fix = f"fetch them: `dvc pull validate@{artifacts.recipe}`"
+        return [LearnedRows(_NO_ROWS, unknown=(f"{name}: the rows of its training are not here; {fix}",))]
+    rows = SplitRows(train)
+    unknown, hashes = list[str](), _NO_ROWS
+    if lacking := sorted({*columns.content} - {*rows.schema.names}):
+        unknown.append(f"{name}: it learned from rows without the column {lacking[0]}")
+    else:
+        hashes = shorten_hashes(hash_rows(rows, columns)[1])
+    own = LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
+    return [own, *rows_before_training(artifacts, None, columns, seen | {artifacts.recipe})]
+
+
+def _learned_until(artifacts: Artifacts) -> str:
+    path = artifacts.report("ingest")
+    return str(json.loads(path.read_bytes()).get("learned_until", "")) if path.exists() else ""
+
+
+def rows_before_training(
+    artifacts: Artifacts, model: Model | None, columns: ComparedColumns, seen: frozenset[str] = frozenset()
+) -> list[LearnedRows]:
+    """Return the rows that the model of a run had learned from before its training: through its start, and through its base.
+
+    `model` is the section of its recipe, by default the one that the recipe has now. Recipes in `seen` have been looked at.
+    """
+    found = []
+    if start := read_start_of_training(artifacts):
+        is_pinned = (artifacts.start / RECORD).exists() and read_pinned_start(artifacts, "champion") == start
+        if is_pinned and artifacts.start_record.is_dir():
+            found.append(rows_of_release(artifacts.start_record, start.name, columns))
+        else:
+            why = f"{start.name}: what it says of its rows is no longer in {artifacts.start_record}"
+            found.append(LearnedRows(_NO_ROWS, unknown=(why,)))
+    try:
+        chosen = model or load(artifacts.recipe_path).model
+    except (EvergreenError, OSError) as error:
+        why = f"{artifacts.run}/model: its recipe, which names its base, cannot be read: {error}"
+        return [*found, LearnedRows(_NO_ROWS, unknown=(why,))]
+    return [*found, *rows_of_base(artifacts, chosen, columns, seen | {artifacts.recipe})]
+
+
+def rows_of_base(
+    artifacts: Artifacts, model: Model, columns: ComparedColumns, seen: frozenset[str] = frozenset()
+) -> list[LearnedRows]:
+    """Return the rows that the base model of a recipe has learned from; none if it is not a model of this project."""
+    if model.pretrained is None:
+        return []
+    folder = artifacts.root / model.pretrained
+    if not folder.is_dir():
+        return _rows_of_hub_model(model.pretrained, model.revision, columns)
+    if (folder / PROVENANCE).exists():
+        return [rows_of_release(folder, model.pretrained, columns)]
+    runs, place = (artifacts.root / "runs").resolve(), folder.resolve()
+    if place.is_relative_to(runs) and place != runs:
+        return rows_of_run(Artifacts(place.relative_to(runs).parts[0], artifacts.root), columns, seen)
+    return []
+
+
+def _rows_of_hub_model(name: str, revision: str | None, columns: ComparedColumns) -> list[LearnedRows]:
+    from transformers.utils.hub import cached_file
+
+    found: dict[str, str | None] = {}
+    for file in (PROVENANCE, KNOWN_ROWS, PROFILE):
+        try:
+            found[file] = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:
+            why = f"{name}: its Hub did not say whether it is a release of Evergreen: {type(error).__name__}"
+            return [LearnedRows(_NO_ROWS, unknown=(why,))]
+        if file == PROVENANCE and not found[file]:
+            return []
+    return [rows_of_release(Path(str(found[PROVENANCE])).parent, name, columns)]
+
+
+def list_unknown(models: Iterable[LearnedRows]) -> tuple[str, ...]:
+    """Return what is not known of the rows that models have learned from, each reason once."""
+    return tuple(dict.fromkeys(reason for one in models for reason in one.unknown))
+
+
+def write_rows_for_release(artifacts: Artifacts, model: Model, columns: ComparedColumns, path: Path) -> None:
+    """Write the hashes of all rows that the model of a run has learned from, if it goes back to another model or may do so."""
+    before = [one.hashes for one in rows_before_training(artifacts, model, columns)]
+    is_named, has_learned = artifacts.known_rows.exists(), any(len(hashes) for hashes in before)
+    if is_named or has_learned:
+        own = shorten_hashes(hash_rows(SplitRows(artifacts.rows / "train"), columns)[1])
+        named = [read_hashes(artifacts.validated, columns, needs_all=True)] if is_named else []
+        write_hashes(np.concatenate([own, *named, *before]), columns, path)

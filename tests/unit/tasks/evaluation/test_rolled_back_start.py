@@ -1,0 +1,147 @@
+"""A model that was trained from a release which people rolled back is not published; the next training starts from what is published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from params import StaleBlessingError
+from tasks.digests import ReleaseRecord
+from tasks.evaluation import rolled_back_start
+from tasks.hub_client.connection import fetch_model_once, open_repository
+from tasks.hub_client.receipt import Receipt
+from tasks.hub_client.repository import HubRepository
+from tasks.hub_server.server import LocalHub
+from tasks.publishing.assembly import pull_request_description
+from tasks.publishing.hub_changes import why_start_is_outdated
+from tasks.releases.rollback import commit_rollback
+from tasks.shards.kept_work import ShardWorkers
+from tasks.stages import read_report, save_report
+from tasks.training.report import TrainingReport
+from tasks.validation.start import pin_start
+from tests.support import releases, tiny
+from trainer import objectives
+from trainer.start import read_pinned_start
+
+pytestmark = pytest.mark.usefixtures("no_hub_settings")
+FROM_CHAMPION = {
+    "model.start": "champion",
+    "evaluation.gate": {"resamples": 200},
+    "evaluation.compare_untrained": False,
+}
+SIZES = {"train": 40, "validation": 4, "test": 20}
+
+
+class Nights:
+    """The nights of a recipe that starts from the published model: each model is better than the one before."""
+
+    def __init__(self, root: Path) -> None:
+        self.artifacts, self.recipe = releases.tokenized(root, tiny.recipe(FROM_CHAMPION), SIZES)
+        self.steps = 4
+
+    def train(self) -> None:
+        self.steps += 8
+        self.pin()
+        releases.learn(self.artifacts, self.recipe, self.steps)
+        trained = read_report(self.artifacts, TrainingReport)
+        start = read_pinned_start(self.artifacts, "champion")
+        save_report(trained.model_copy(update={"started_from": start}), self.artifacts.report("train"))
+
+    def pin(self) -> None:
+        """As the validate stage does."""
+        recipe, artifacts = self.recipe, self.artifacts
+        shutil.rmtree(artifacts.start, ignore_errors=True)
+        parts: dict[str, Any] = {"repo_id": recipe.publish.repo_id, "endpoint": recipe.publish.endpoint}
+        parts |= {"objective": objectives.build_objective(recipe.objective), "name": recipe.objective.name}
+        with ShardWorkers(artifacts, "validate", recipe.launch) as workers:
+            pin_start(artifacts, artifacts.validated, workers, start="champion", replay=None, **parts)
+
+    def judge(self) -> tuple[str, list[str]]:
+        verdict = releases.evaluate(self.artifacts, self.recipe).verdict
+        return verdict, json.loads(self.artifacts.blessing.read_text())["reasons"]
+
+    def publish(self) -> Receipt:
+        return releases.publish(self.artifacts, self.recipe)
+
+    def night(self) -> Receipt:
+        self.train()
+        assert self.judge()[0] == "publish"
+        return self.publish()
+
+    def roll_back(self, to: Receipt) -> None:
+        assert to.tag
+        with LocalHub(self.artifacts.root / ".hub", tokens={"hf_tests": "tests"}) as hub:
+            api = HfApi(endpoint=hub.endpoint, token="hf_tests")
+            commit_rollback(HubRepository(api, self.recipe.publish.repo_id), to.tag, by="Ada", why="leaked rows")
+
+    def outdated(self) -> str | None:
+        return why_start_is_outdated(self.artifacts, self.recipe.publish, self.recipe.model.start)
+
+
+def pinned_commit(nights: Nights) -> str | None:
+    found = read_pinned_start(nights.artifacts, "champion")
+    return found.commit if found else None
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
+
+
+def test_the_child_of_a_rolled_back_model_stays_and_the_next_night_recovers(nights: Nights) -> None:
+    first = nights.night()
+    second = nights.night()
+    nights.train()  # from the second
+    assert pinned_commit(nights) == second.commit
+    assert nights.judge()[0] == "publish"
+    described = pull_request_description(releases.candidate(nights.artifacts), (), None)
+    assert f"The training started from the published model, tests/tiny@{second.tag}" in described
+    assert nights.outdated() is None
+    nights.roll_back(first)  # after the evaluation, before the release
+    told = f"the training started from {second.tag}, which was rolled back by Ada: leaked rows"
+    with pytest.raises(StaleBlessingError, match=told):
+        nights.publish()
+    verdict, (reason,) = nights.judge()
+    assert verdict == "keep"
+    assert reason.startswith(told)
+    assert "`dvc repro --single-item --force validate@tiny`" in reason
+    assert nights.publish().status == "kept"
+
+    assert nights.outdated() == f"the pinned start is {second.tag}, which was rolled back by Ada: leaked rows"
+    third = nights.night()  # validate pins what is published now
+    assert nights.outdated() is None
+    assert third.status == "published"
+    assert starts_of(nights, third) == [pinned_commit(nights)]
+    assert second.commit != pinned_commit(nights)
+
+
+def test_the_grandchild_of_a_rolled_back_model_stays(nights: Nights) -> None:
+    first = nights.night()
+    second = nights.night()
+    nights.train()
+    nights.roll_back(first)
+    with pytest.MonkeyPatch.context() as earlier_version:
+        earlier_version.setattr(rolled_back_start, "find_rolled_back_commit", lambda *_: None)
+        assert nights.judge()[0] == "publish"
+        child = nights.publish()
+    nights.train()
+    assert starts_of(nights, child) == [second.commit, first.commit]
+    verdict, (reason,) = nights.judge()
+    assert verdict == "keep"
+    told = f"the training started from tests/tiny@{child.tag}, which goes back to {second.tag}, which was rolled back by Ada: leaked rows"
+    assert reason == f"{told}; roll back to a release that does not, or set model.start: base for one run"
+    assert nights.outdated() is None, "validate would pin the same release again"
+
+
+def starts_of(nights: Nights, receipt: Receipt) -> list[str]:
+    """What a release says of the releases that it goes back to."""
+    assert receipt.commit
+    with open_repository(nights.artifacts, repo_id=nights.recipe.publish.repo_id, endpoint="local") as repository:
+        record = ReleaseRecord.of(fetch_model_once(nights.artifacts, repository, receipt.commit))
+    assert record is not None
+    return list(record.starts)

@@ -1,0 +1,260 @@
+"""Which rows a model has learned from before its training: through its start, its base, and all that those go back to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from params.foundation.artifacts import KNOWN_ROWS, Artifacts
+from params.schema import Model, ObjectiveChoice
+from tasks.digests import PROVENANCE
+from tasks.drift.known import shorten_hashes, write_hashes
+from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.learned_rows import (
+    HeldOutRows,
+    list_unknown,
+    rows_before_training,
+    rows_of_base,
+    rows_of_release,
+    write_rows_for_release,
+)
+from tasks.shards.split_rows import SplitRows
+from tests.support import tiny
+from trainer import objectives
+from trainer.start import RECORD, ReleaseReference
+
+OBJECTIVE = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
+HELD_OUT = [f"row {number}" for number in range(8)]
+START = ReleaseReference(endpoint="local", repo_id="tests/tiny", commit="c" * 40, tag="release-1", weights="w" * 64)
+
+
+class Project:
+    """A project whose recipes have rows, starts and bases, without any model."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.own = self.run("own", ["something else"])
+        self.held_out = HeldOutRows(SplitRows(self.own.rows / "test"), self.columns(self.own.rows / "test"))
+
+    def columns(self, folder: Path) -> ComparedColumns:
+        return ComparedColumns.of(SplitRows(folder), OBJECTIVE, ())
+
+    def run(self, name: str, train: Sequence[str], **model: object) -> Artifacts:
+        """A recipe that has learned from some texts, after `model`."""
+        artifacts = Artifacts(name, self.root)
+        artifacts.model.mkdir(parents=True)
+        tiny.write_splits(artifacts.rows, {"train": {"text": list(train)}, "test": {"text": HELD_OUT}})
+        changes = {"model": model} if model else {}
+        if "pretrained" in model:
+            changes["tokenization"] = {"tokenizer": {"kind": "train", "vocab_size": 300}, "max_length": 32}
+        artifacts.recipe_path.parent.mkdir(exist_ok=True)
+        tiny.write(artifacts.recipe_path, tiny.recipe(changes))
+        return artifacts
+
+    def release(self, folder: Path, texts: Sequence[str] | None, **record: object) -> Path:
+        """The files of a release that has learned from some texts; None: it does not name them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROVENANCE).write_text(json.dumps({"objective": {"name": "causal_lm"}, **record}))
+        if texts is not None:
+            tiny.write_splits(folder / "rows", {"train": {"text": list(texts)}})
+            hashes = hash_rows(SplitRows(folder / "rows/train"), self.columns(folder / "rows/train"))[1]
+            write_hashes(shorten_hashes(hashes), self.columns(folder / "rows/train"), folder / KNOWN_ROWS)
+            shutil.rmtree(folder / "rows")
+        return folder
+
+    def start_from(self, artifacts: Artifacts, texts: Sequence[str] | None, **record: object) -> None:
+        """Let the training of a recipe have started from a release."""
+        self.release(artifacts.start_record, texts, **record)
+        (artifacts.start / RECORD).write_text(START.model_dump_json())
+        artifacts.history.mkdir(exist_ok=True)
+        artifacts.report("train").write_text(json.dumps({"started_from": START.model_dump(), "best_step": 1}))
+
+    def before(self, **model: object) -> tuple[list[str], tuple[str, ...]]:
+        """The texts that the own recipe's model has learned from before its training, and what is not known of it."""
+        section = Model.model_validate(model or {"config": {"model_type": "llama"}})
+        found = rows_before_training(self.own, section, self.held_out.columns)
+        return [HELD_OUT[row_id - 1] for row_id in self.held_out.learned_by(found)], list_unknown(found)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def from_nothing(project: Project) -> dict[str, object]:
+    return {}
+
+
+def from_start(project: Project) -> dict[str, object]:
+    project.start_from(project.own, HELD_OUT[:2])
+    return {}
+
+
+def from_run(project: Project) -> dict[str, object]:
+    project.run("other", HELD_OUT[:2])
+    return {"pretrained": "runs/other/model"}
+
+
+def from_run_otherwise_spelled(project: Project) -> dict[str, object]:
+    return {"pretrained": f"./{from_run(project)['pretrained']}/"}
+
+
+def from_checkpoint_of_run(project: Project) -> dict[str, object]:
+    from_run(project)
+    Artifacts("other", project.root).checkpoint.mkdir()
+    return {"pretrained": "runs/other/checkpoint"}
+
+
+def from_base_of_base(project: Project) -> dict[str, object]:
+    project.run("first", HELD_OUT[:1])
+    project.run("second", HELD_OUT[1:2], pretrained="runs/first/model")
+    return {"pretrained": "runs/second/model"}
+
+
+def from_start_of_base(project: Project) -> dict[str, object]:
+    project.start_from(project.run("other", HELD_OUT[:1]), HELD_OUT[1:2])
+    return {"pretrained": "runs/other/model"}
+
+
+def from_release_folder(project: Project) -> dict[str, object]:
+    project.release(project.root / "base", HELD_OUT[:2])
+    return {"pretrained": "base"}
+
+
+def from_start_and_base(project: Project) -> dict[str, object]:
+    project.start_from(project.own, HELD_OUT[:1])
+    project.run("other", HELD_OUT[1:2])
+    return {"pretrained": "runs/other/model"}
+
+
+def from_bases_in_a_circle(project: Project) -> dict[str, object]:
+    project.run("first", HELD_OUT[:1], pretrained="runs/second/model")
+    project.run("second", HELD_OUT[1:2], pretrained="runs/first/model")
+    return {"pretrained": "runs/second/model"}
+
+
+WAYS = [
+    from_start,
+    from_run,
+    from_run_otherwise_spelled,
+    from_checkpoint_of_run,
+    from_base_of_base,
+    from_start_of_base,
+    from_release_folder,
+    from_start_and_base,
+    from_bases_in_a_circle,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_are_known_whatever_the_way_to_them(
+    project: Project, way: Callable[[Project], dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.own = Artifacts("own")
+    assert project.before(**way(project)) == (HELD_OUT[:2], ())
+
+
+def test_a_model_of_nobody_else_has_learned_from_nothing(project: Project) -> None:
+    (project.root / "foreign").mkdir()
+    assert project.before() == ([], ())
+    assert project.before(pretrained="foreign") == ([], ())
+
+
+def forgotten_rows_of_run(project: Project) -> dict[str, object]:
+    shutil.rmtree(project.run("other", HELD_OUT[:2]).rows)
+    return {"pretrained": "runs/other/model"}
+
+
+def start_without_list(project: Project) -> dict[str, object]:
+    project.start_from(project.own, None)
+    return {}
+
+
+def start_whose_own_start_has_no_list(project: Project) -> dict[str, object]:
+    project.start_from(project.own, HELD_OUT[5:], data={"unknown": ["tests/tiny@release-0: says nothing"]})
+    return {}
+
+
+def start_that_is_no_longer_pinned(project: Project) -> dict[str, object]:
+    project.start_from(project.own, HELD_OUT[:2])
+    (project.own.start / RECORD).write_text("null")
+    return {}
+
+
+def damaged_release_folder(project: Project) -> dict[str, object]:
+    (project.release(project.root / "base", None) / PROVENANCE).write_text("{}")
+    return {"pretrained": "base"}
+
+
+def run_without_recipe(project: Project) -> dict[str, object]:
+    project.run("other", []).recipe_path.unlink()
+    return {"pretrained": "runs/other/model"}
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        (forgotten_rows_of_run, "the rows of its training are not here; fetch them: `dvc pull validate@other`"),
+        (start_without_list, "tests/tiny@release-1: it does not say which rows it has learned from"),
+        (start_whose_own_start_has_no_list, "tests/tiny@release-0: says nothing"),
+        (start_that_is_no_longer_pinned, "tests/tiny@release-1: what it says of its rows is no longer in"),
+        (damaged_release_folder, f"base: its {PROVENANCE} cannot be used"),
+        (run_without_recipe, "its recipe, which names its base, cannot be read"),
+    ],
+)
+def test_what_is_not_known_is_said(project: Project, way: Callable[[Project], dict[str, object]], told: str) -> None:
+    _, (reason,) = project.before(**way(project))
+    assert told in reason
+
+
+def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = project.release(project.root / "cache", HELD_OUT[:2])
+
+    def cached_file(name: str, file: str, **_: object) -> str | None:
+        path = snapshot / file
+        return str(path) if name == "tests/base" and path.exists() else None
+
+    monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
+    assert project.before(pretrained="tests/base") == (HELD_OUT[:2], ())
+    assert project.before(pretrained="google/bert") == ([], ())
+    monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: (_ for _ in ()).throw(OSError))
+    assert "did not say whether it is a release" in project.before(pretrained="tests/base")[1][0]
+
+
+def test_a_chain_of_releases_names_all_rows(project: Project, tmp_path: Path) -> None:
+    """Each release starts from the one before it; the last one goes on from a base of another recipe, too."""
+    columns, folder = project.held_out.columns, tmp_path / "releases"
+    folder.mkdir()
+    for number in range(3):
+        own = project.run(f"night-{number}", [HELD_OUT[number]])
+        if number:
+            release = own.start_record
+            release.mkdir(parents=True)
+            shutil.copy(folder / KNOWN_ROWS, release)
+            (release / PROVENANCE).write_text(json.dumps({"objective": {"name": "causal_lm"}}))
+            (own.start / RECORD).write_text(START.model_dump_json())
+            own.history.mkdir()
+            own.report("train").write_text(json.dumps({"started_from": START.model_dump(), "best_step": 1}))
+        hashes = shorten_hashes(hash_rows(SplitRows(own.rows / "train"), columns)[1])
+        write_hashes(hashes, columns, own.known_rows)
+        section = Model.model_validate({"config": {"model_type": "llama"}})
+        if number == 2:
+            project.run("other", [HELD_OUT[5]])
+            section = Model.model_validate({"pretrained": "runs/other/model"})
+        write_rows_for_release(own, section, columns, folder / KNOWN_ROWS)
+    learned = project.held_out.learned_by([rows_of_release(folder, "the last", columns)])
+    assert [HELD_OUT[row_id - 1] for row_id in learned] == [*HELD_OUT[:3], HELD_OUT[5]]
+
+
+def test_a_release_that_goes_back_to_nothing_has_no_list_of_its_own(project: Project, tmp_path: Path) -> None:
+    section = Model.model_validate({"config": {"model_type": "llama"}})
+    write_rows_for_release(project.own, section, project.held_out.columns, tmp_path / KNOWN_ROWS)
+    assert not (tmp_path / KNOWN_ROWS).exists()
+    assert rows_of_base(project.own, section, project.held_out.columns) == []
