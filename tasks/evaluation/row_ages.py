@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import PROFILE
 from tasks.digests import ReleaseRecord
-from tasks.drift.known import read_hashes, shorten_hashes
+from tasks.drift.known import find_known_rows, read_hashes
 from tasks.drift.profile import read_profile
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.shards.split_rows import SplitRows
@@ -46,11 +46,11 @@ class RowAges:
     def tell(cls, champion: Path, rows: SplitRows, objective: Objective[Any]) -> RowAges:
         """Look at the rows of a split; the champion's files are in a folder."""
         columns, found, ages = ComparedColumns.of(rows, objective, ()), [_learned_by_time(champion, rows)], {}
-        row_ids, hashes = hash_rows(rows, columns)
         path = champion / PROFILE
         try:
             known = read_hashes(champion, columns, needs_all=False)
-            found.append(row_ids[np.isin(shorten_hashes(hashes), known)])
+            row_ids, is_known = find_known_rows(rows, columns, known)
+            found.append(row_ids[is_known])
         except ValueError as error:
             level = logging.WARNING if path.exists() else logging.INFO
             logger.log(level, "evaluate: rows that the champion knows are not recognized by their content: %s", error)
@@ -59,6 +59,7 @@ class RowAges:
         if profile and profile.held_out is None:
             reason = "the champion's release does not say which rows were held out: it is of an earlier version"
         elif profile:
+            row_ids, hashes = hash_rows(rows, columns.in_form(profile.form))
             ages = {one: row_ids[its] for one, its in zip((KNOWN, NEW), profile.tell_ages(hashes), strict=True)}
         learned = np.unique(np.concatenate(found))
         if len(learned):

@@ -19,7 +19,7 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import hash_shards, read_hashes, shorten_hashes, write_hashes
+from tasks.drift.known import find_known_rows_of_shards, hash_shards, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
@@ -57,7 +57,7 @@ def pin_start(
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, ())
-        ids, own = map(np.concatenate, zip(*hash_shards(rows, columns, workers), strict=True))
+        own = np.concatenate([hashes for _, hashes in hash_shards(rows, columns, workers)])
         learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
@@ -80,7 +80,7 @@ def pin_start(
                     raise ModelError.at("training.replay", what, fix) from error
                 logger.info("validate: %s", what)
             if replay:
-                is_known = np.isin(shorten_hashes(own), known)
+                ids, is_known = find_known_rows_of_shards(rows, columns, known, workers)
                 np.save(target / KNOWN, np.sort(ids[is_known]))
                 logger.info("validate: it has learned from %d of the %d train rows", is_known.sum(), len(is_known))
         write_hashes(learned, columns, folder / artifacts.known_rows.name)
