@@ -116,6 +116,7 @@ class Artifacts:
     known_rows = _Below("validated", KNOWN_ROWS)  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
+    start_choice = _Below("run", "start.json")  # validate: which release a training starts from, and what decided it
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer

@@ -2,8 +2,8 @@
 
     the head of publish.repo_id -> validated/start/    see trainer/start.py
 
-The stage runs only if the rows, or what it reads of the recipe, have changed. So a release makes no later stage stale by itself, and
-every later stage, on any machine, starts from the same files.
+What is published is asked only if the rows have changed, or what else decides the start (tasks.validation.start_choice). So neither a
+release nor another suite makes a training stale, and every later stage, on any machine, starts from the same files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository
 from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
+from tasks.validation.start_choice import choose_start
 from trainer.objectives.bases.objective import Objective
-from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
+from trainer.start import KNOWN, MODEL, RECORD
 
 logger = logging.getLogger(__name__)
 _PUBLIC: Final = "the release of a public repository says it only if the recipe sets validation.drift"
@@ -52,14 +53,15 @@ def pin_start(
         ModelError: the published model was trained for another objective, or `replay` needs to know more of its rows than it says.
         HubRefusedError, TransientError: the Hub does not say which model is published, or no longer has it.
     """
-    target, pinned = folder / artifacts.start.name, None
+    target = folder / artifacts.start.name
     target.mkdir()
+    choice: Any = {"start": start, "objective": objective, "repo_id": repo_id, "endpoint": endpoint}
+    pinned = choose_start(artifacts, folder / artifacts.rows.name, **choice)
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, ())
         own = np.concatenate([hashes for _, hashes in hash_shards(rows, columns, workers)])
         learned = known = shorten_hashes(own)
-        pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
             if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
                 require_token_for_hub(hub)  # without one, a private repository is as if it were not there
@@ -86,16 +88,6 @@ def pin_start(
         write_hashes(learned, columns, folder / artifacts.known_rows.name)
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> ReleaseReference | None:
-    """Return the published release; where a release is made again, the one that it has started from."""
-    if artifacts.start_to_pin.exists():
-        found = json.loads(artifacts.start_to_pin.read_bytes())
-        return None if found is None else ReleaseReference.model_validate(found)
-    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-        head = repository.head()
-    return ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
 
 
 def _copy_model(found: Path, target: Path, where: str, name: str) -> str:

@@ -35,7 +35,9 @@ def artifacts(tmp_path, monkeypatch):
 
 def held_out(columns):
     """The same labels with other texts."""
-    return {split: columns | {"text": [f"{split} {text}" for text in columns["text"]]} for split in ("validation", "test")}
+    return {
+        split: columns | {"text": [f"{split} {text}" for text in columns["text"]]} for split in ("validation", "test")
+    }
 
 
 def correct(artifacts, columns, objective=CLASSES, **options):

@@ -28,7 +28,9 @@ def test_good_rows_pass_unchanged(tmp_path):
         "score": [0.5, 1.5],
     }
     held_out = {"validation": {k: v[:1] for k, v in columns.items()}, "test": columns}
-    held_out = {split: own | {"text": [f"{split} {i}" for i in range(len(own["n"]))]} for split, own in held_out.items()}
+    held_out = {
+        split: own | {"text": [f"{split} {i}" for i in range(len(own["n"]))]} for split, own in held_out.items()
+    }
     artifacts = write_raw(tmp_path, train=columns, **held_out)
     for split in SPLITS:
         path = artifacts.raw / split / "_common_metadata"
