@@ -65,7 +65,7 @@ def pin_start(
         if pinned is None:
             if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
                 require_token_for_hub(hub)  # without one, a private repository is as if it were not there
-            logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
+            logger.info("validate: the training starts from the recipe's own model")
         else:
             logger.info("validate: the training starts from %s", pinned.name)
             with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:

@@ -67,8 +67,11 @@ def choose_start(
             kept = _read(artifacts)
             if kept and kept.decided_by == decided_by and _may_be_kept(kept.release, repository):
                 release = kept.release
+                logger.info("validate: rows and recipe have decided the start before, in %s", artifacts.start_choice)
             else:
                 release = _published(repository, endpoint)
+                if release is None:
+                    logger.info("validate: no model is published as %s", repo_id)
     _write(artifacts, StartChoice(decided_by=decided_by, release=release))
     return release
 

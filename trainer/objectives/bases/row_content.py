@@ -1,7 +1,7 @@
 """What an objective reads and learns of a row. Rows with the same content are one row, wherever rows are compared.
 
-White space at the ends of a text is no content: a copied row often gains or loses some. All else is as the objective has it. Case and
-white space inside of a text stay, because tokens differ by them.
+White space at the ends of a text is no content: a copied row often gains or loses some. Running text is the exception, of which a language
+model learns every character. All else is as the objective has it. Case and white space inside of a text stay, because tokens differ by them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.objectives.bases.rows import ColumnKind, Row
 
 def read_columns(columns: Mapping[str, ColumnKind], row: Row, as_label: Callable[[str], str]) -> dict[str, Any]:
     """Return the content of a row whose columns mean what their kind says; `as_label` returns a label as it is learned."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, kind in columns.items():
         value = row[name]
         if kind == "label" and value is not None:

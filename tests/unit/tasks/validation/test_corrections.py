@@ -232,3 +232,17 @@ def test_labels_of_each_objective(name, labels):
     if not labels:
         with pytest.raises(RecipeError, match="rows of this objective have no label"):
             find_columns(method, ["text"])
+
+
+def test_rows_that_corrections_make_equal_are_not_in_two_splits(artifacts, caplog):
+    """The same text stands in train and test with two labels; people say which is right."""
+    texts = {"text": ["card", "pay my bill", "a card"], "label": ["bill", "bill", "card"], "day": [8, 9, 10]}
+    tiny.write_splits(artifacts.raw, {"train": texts})
+    with caplog.at_level("WARNING"):
+        correct(artifacts, {"text": ["card"], "label": ["card"]}, max_quarantined=0)
+    assert good_rows(artifacts, column="text") == ["pay my bill", "a card"]
+    assert good_rows(artifacts, "test", "text") == ["card"]
+    assert (
+        "1 train rows are set aside: a split that is held out from them has rows that are equal in text, label"
+        in caplog.text
+    )

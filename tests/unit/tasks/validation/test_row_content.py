@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from params.foundation.artifacts import PROFILE
 from params.schema import ObjectiveChoice
+from params.sections.rows import Drift
 from tasks.drift.known import find_known_rows, shorten_hashes
-from tasks.drift.rows import WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.drift.measure import write_profile_and_measure_drift
+from tasks.drift.profile import DataProfile
+from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.evaluation.row_ages import RowAges
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
 from tasks.validation.near_duplicates import RowTexts, hash_shingles
 from tasks.validation.raw_rows import NOTHING, open_raw_rows
-from tests.support.validation import scanned, workers, write_raw
+from tests.support.validation import sampled, scanned, workers, write_raw
 from trainer import objectives
 
 
@@ -41,8 +49,8 @@ PARTS = [
 ]
 SPANS = [{"label": "to", "start": 0, "end": 4}, {"label": "day", "start": 8, "end": 14}]
 CASES = {
-    "causal_lm": Case({"text": "The lease ends in May."}, TEXT, OTHER_TEXT),
-    "masked_lm": Case({"text": "The lease ends in May."}, TEXT, OTHER_TEXT),
+    "causal_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
+    "masked_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
     "sequence_classification": Case(
         {"text": "The lease ends in May.", "label": "yes"},
         [*TEXT, {"label": " yes"}, {"text": "The lease ends in May. ", "label": "yes\n"}],
@@ -227,3 +235,37 @@ def test_rows_of_a_release_of_an_earlier_version_are_known(tmp_path: Path, name:
     row_ids, is_known = find_known_rows(train, compared, shorten_hashes(np.array([known], np.uint64)))
     assert row_ids[is_known].tolist()[:1] == [0]
     assert not is_known[1 + len(case.equal) :].any()
+
+
+def test_the_profile_of_an_earlier_version_knows_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header does not say a form: labels that are numbers are numbers in it."""
+    name = "sequence_classification of numbers"
+    objective = objectives.build_objective(choice_of(name))
+    artifacts, made = write(tmp_path, CASES[name])
+    shutil.copytree(artifacts.raw, artifacts.rows)
+    train, test = (SplitRows(artifacts.rows / split).reading(objective.columns()) for split in ("train", "test"))
+    compared = ComparedColumns.of(train, objective, ())
+    written = compared.in_form(WRITTEN_FORM)
+    scan = scanned(train, written)
+    profile = DataProfile.of(scan, written, sampled(train, written, scan.smallest.row_ids))
+    release = tmp_path / "release"
+    release.mkdir()
+    profile.save(release / PROFILE)
+    table = pq.read_table(release / PROFILE)
+    metadata = dict(table.schema.metadata)
+    header = json.loads(metadata[b"evergreen.profile"])
+    assert header.pop("form") == WRITTEN_FORM
+    pq.write_table(
+        table.replace_schema_metadata(metadata | {b"evergreen.profile": json.dumps(header)}), release / PROFILE
+    )
+    old = DataProfile.load((release / PROFILE).read_bytes())
+    assert RowAges.tell(release, test, objective).learned.tolist() == [row["row_id"] for row in test.rows()]
+    monkeypatch.setattr("tasks.drift.measure.fetch_published_profile", lambda *_, **__: (old, "v1", ""))
+    hub: Any = {"objective": objective, "seed": 1, "repo_id": "tests/tiny", "endpoint": "local"}
+    with workers(tmp_path) as own:
+        report = write_profile_and_measure_drift(
+            artifacts, artifacts.validated, own, drift=Drift(on_drift="report"), **hub
+        )
+    assert report is not None
+    assert (report.status, report.looked_at) == ("nothing_new", len(made))
+    assert DataProfile.load(artifacts.data_profile.read_bytes()).form == READ_FORM
