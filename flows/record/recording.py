@@ -1,7 +1,7 @@
 """Record a run on a branch of a git remote, so that any worker can take up the next one.
 
-First DVC's remote gets what the stages made. Then one commit has the recipe's stages in dvc.lock, the receipt, the blessing,
-the metrics, the logs, and the .dvc files of imports that the flow has refreshed. It is made on top of the branch's head, and
+First DVC's remote gets what the stages made. Then one commit has the recipe's stages in dvc.lock, the choice of the start, the receipt, the
+blessing, the metrics, the logs, and the .dvc files of imports that the flow has refreshed. It is made on top of the branch's head, and
 again if another worker was faster: the stages of other recipes stay as they are there, and logs keep the lines of both. A run
 that is recorded twice is one commit.
 """
@@ -174,7 +174,7 @@ class _Recorder:
     def paths(self) -> list[str]:
         """The files that describe the recipe's last run, besides dvc.lock."""
         run = self.artifacts
-        written = (run.resolved_recipe, run.blessing, run.receipt, run.report("evaluate"))
+        written = (run.resolved_recipe, run.start_choice, run.blessing, run.receipt, run.report("evaluate"))
         return [*map(str, written), *update.find_dvc_files_to_refresh(run.recipe)]
 
     def record(self, message: str) -> str | None:

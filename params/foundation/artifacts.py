@@ -117,6 +117,7 @@ class Artifacts:
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     start_record = _Below("start", "record")  # validate: what the release of that model says of itself and of its rows
+    start_choice = _Below("run", "start.json")  # validate: which release a training starts from, and what decided it
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer

@@ -235,7 +235,7 @@ class Data(Section):
     the keys of a source without held-out splits. Default: the documents of the held-out rows."""
     corrections: Annotated[RowsFromFiles | None, whole_source, files_from_text] = None
     """Labels that replace those of the source, such as review.csv with its column `corrected_label` filled in: a path or glob, or the keys
-    of a source of kind `files` with `train` alone."""
+    of a source of kind `files` with `train` alone. A pattern may match no file yet: then no label is corrected."""
     split: Split = Split()
     time_column: str | None = None
     """Column with the time of each row: an ISO 8601 text, of UTC if it names no zone, a date, a timestamp, or Unix seconds or

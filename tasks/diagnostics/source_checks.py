@@ -19,7 +19,7 @@ from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.row_choice import RowChoice
-from tasks.ingestion.source import naming_source, open_source
+from tasks.ingestion.source import naming_source, open_source, wait_for_answers
 from trainer import objectives
 from trainer.conflicts import find_weight_conflicts
 from trainer.loop.batch import total_steps
@@ -99,7 +99,8 @@ def find_correction_problems(method: Objective[Any], data: Any) -> Iterator[Prob
     """Find what is wrong with `data.corrections`: rows without a label, or columns that the first corrections lack."""
     from tasks.validation import corrections
 
-    columns = _first_columns(data.corrections, "data.corrections") if data.corrections else None
+    has_some = data.corrections and not wait_for_answers(data.corrections)
+    columns = _first_columns(data.corrections, "data.corrections") if has_some else None
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.drift.profile import DataProfile, limit_memory
-from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.drift.rows import WRITTEN_FORM, ComparedColumns, hash_rows
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 
@@ -61,8 +61,32 @@ def write_hashes(hashes: NDArray[np.int64], columns: ComparedColumns, path: Path
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
 
+def find_known_rows(
+    rows: SplitRows, columns: ComparedColumns, known: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the row_ids of all rows, (N,), and which of them are among the `known` parts of hashes, (N,).
+
+    A release of an earlier version has hashes of values as they are written, and one that started from it has both forms.
+    """
+    row_ids, hashes = hash_rows(rows, columns)
+    _, written = hash_rows(rows, columns.in_form(WRITTEN_FORM))
+    return row_ids, np.isin(shorten_hashes(hashes), known) | np.isin(shorten_hashes(written), known)
+
+
+def find_known_rows_of_shards(
+    rows: SplitRows, columns: ComparedColumns, known: NDArray[np.int64], workers: ShardWorkers
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the same of many rows; their hashes are kept for the next run."""
+    ids, is_known = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+    forms = (hash_shards(rows, own, workers) for own in (columns, columns.in_form(WRITTEN_FORM)))
+    for (row_ids, read), (_, written) in zip(*forms, strict=True):
+        ids.append(row_ids)
+        is_known.append(np.isin(shorten_hashes(read), known) | np.isin(shorten_hashes(written), known))
+    return np.concatenate(ids), np.concatenate(is_known)
+
+
 def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> NDArray[np.int64]:
-    """Return parts of the hashes of rows that a release has learned from, whose files are in a folder, (K,).
+    """Return parts of the hashes of rows that a release has learned from, whose files are in a folder, (K,), for `find_known_rows`.
 
     Raises:
         ValueError: it names none or, with `needs_all`, not all of them; the message says why.

@@ -101,6 +101,9 @@ def write_profile_and_measure_drift(
         identifiers=columns.identifiers,
     )
     if reference is not None:
+        if reference.form != columns.form:  # the release of an earlier version
+            columns = columns.in_form(reference.form)
+            smallest = scan_rows(rows, columns, workers).smallest
         is_new, looked_at = reference.is_new(smallest.hashes)
         report = report.model_copy(update={"status": "nothing_new", "looked_at": looked_at})
         if is_new.any():

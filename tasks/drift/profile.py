@@ -35,6 +35,7 @@ from tasks.drift.rows import (
     MAX_KNOWN,
     MAX_LABELS,
     MAX_SAMPLED,
+    WRITTEN_FORM,
     ComparedColumns,
     RowScan,
     SampledRows,
@@ -145,6 +146,8 @@ class DataProfile:
     samples: tuple[SampledMeasure, ...]
     held_out: SmallestHashes | None = None
     """The rows that were held out when the model learned, by their content hashes; None in a profile of an earlier version."""
+    form: int = WRITTEN_FORM
+    """The form of all content hashes, see `tasks.drift.rows`."""
 
     @classmethod
     def of(
@@ -157,7 +160,8 @@ class DataProfile:
             one.sorted() for one in measure_sampled_rows(sampled) if one.kind != "label" or one.column in scanned.labels
         )
         smallest = scanned.smallest
-        return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found, held_out)
+        whole, known = smallest.is_whole, smallest.hashes
+        return cls(scanned.rows, columns.content, whole, known, scanned.labels, found, held_out, columns.form)
 
     def is_new(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], int]:
         """Return which rows are certainly not among those of the profile, and of how many rows that is known."""
@@ -185,6 +189,7 @@ class DataProfile:
             place, _ = _PLACES.get(one.kind, ("values", float))
             records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
         header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
+        header["form"] = self.form
         header["held_out_is_whole"] = self.held_out is None or self.held_out.is_whole
         schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
         pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
@@ -235,7 +240,8 @@ class DataProfile:
                 values = record[place] if record["kind"] == "text" else np.array(record[place], kind)
                 groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
                 measures.append(SampledMeasure(record["kind"], record["column"], values, groups))
-        return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures), held_out)
+        known_of = (header.rows, header.content, header.is_whole, known, labels, tuple(measures), held_out)
+        return cls(*known_of, header.form)
 
 
 def _decidable(hashes: NDArray[np.uint64], smallest: NDArray[np.uint64], *, is_whole: bool) -> NDArray[np.bool_]:
@@ -309,6 +315,7 @@ class _Header(pydantic.BaseModel, strict=True):
     content: list[str]
     is_whole: bool
     held_out_is_whole: bool = True
+    form: Literal[1, 2] = 1
 
 
 @contextlib.contextmanager

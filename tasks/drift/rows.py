@@ -39,6 +39,10 @@ MAX_SAMPLED: Final = 10_000
 """Most rows that are compared, on each side."""
 _ROUND_BITS: Final = 3
 """Bits of a round hash: at most a quarter more rows are below it."""
+WRITTEN_FORM: Final = 1
+"""Hashes of values as they are written: releases of earlier versions have these."""
+READ_FORM: Final = 2
+"""Hashes of what the objective reads and learns of a row, by `Objective.content`."""
 NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
 """Most labels of a column; with more, its values are no labels, but answers."""
@@ -67,11 +71,14 @@ class ComparedColumns:
     group_by: Mapping[str, bool]
     listed: str = ""
     """One of `texts` whose lists or records have labels, as `Objective.row_labels` finds them; empty if there is none."""
-    objective: Objective[Any] | None = None
+    objective: Objective[Any] | None = field(default=None, compare=False)
+    """It says what the content of a row is; without one, the values as they are written are."""
     learned_numbers: tuple[str, ...] = ()
     """The columns of numbers that the objective learns."""
     identifiers: tuple[str, ...] = ()
     """Columns of numbers that are not compared, because they look like identifiers."""
+    form: int = field(default=WRITTEN_FORM, compare=False)
+    """`READ_FORM` or `WRITTEN_FORM`: what is hashed of a row."""
 
     @classmethod
     def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
@@ -92,8 +99,9 @@ class ComparedColumns:
             ),
             rows.group_by,
             listed,
-            objective if listed else None,
+            objective,
             numbers,
+            form=READ_FORM,
         )
 
     @property
@@ -102,11 +110,25 @@ class ComparedColumns:
 
     def labels_of(self, row: Mapping[str, Any]) -> list[list[str]]:
         """Return the labels of a row in each of the columns with labels; a row without any has `NO_LABEL`."""
-        listed = [self._labels_in_list(row) or [NO_LABEL]] if self.objective else []
+        listed = [self._labels_in_list(row) or [NO_LABEL]] if self.listed else []
         return [*([str(row[column]).strip()] for column in self.labels), *listed]
 
+    def in_form(self, form: int) -> ComparedColumns:
+        """Return the same columns for hashes of a form: with `WRITTEN_FORM`, as releases of earlier versions have them."""
+        return replace(self, form=form)
+
+    def contents(self, values: Sequence[Sequence[Any]]) -> Iterator[Iterable[Any]]:
+        """Yield the content of each row, in the order of `content`, of the values of these columns."""
+        if self.form == WRITTEN_FORM:
+            yield from zip(*values, strict=True)
+            return
+        assert self.objective is not None
+        for row in zip(*values, strict=True):
+            found = objectives.content_of_row(self.objective, dict(zip(self.content, row, strict=True)))
+            yield [found.get(column) for column in self.content]
+
     def values_of(self, batch: pa.RecordBatch, column: str) -> list[Any]:
-        """Return the values of a column by which rows are told apart: of records that say yes or no of labels, the labels.
+        """Return the values of a column as they are written: of records that say yes or no of labels, the labels.
 
         A new label, of which then all records say something, makes no row a new one.
         """
@@ -123,7 +145,8 @@ class ComparedColumns:
         """Return what work on these columns depends on beside the shard, as JSON."""
         types = [(name, str(rows.schema.field(name).type)) for name in names]
         options = self.objective.options.model_dump(mode="json") if self.objective else {}
-        return {"types": types, "labels": self.labelled, "options": options}
+        name = type(self.objective).__module__
+        return {"types": types, "labels": self.labelled, "objective": name, "options": options, "form": self.form}
 
     @property
     def content(self) -> list[str]:
@@ -229,9 +252,9 @@ def hash_contents(
     for batch in rows.batches([ROW_ID, *columns.content]):
         reset_idle_timer()
         values = [columns.values_of(batch, column) for column in columns.content]
-        # `hash_row_values` each row, in half of the time
-        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
-        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+        # `hash_row_values` of each row
+        texts = (_to_json(list(content)) for content in columns.contents(values))
+        digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
         yield batch[ROW_ID].to_numpy(), np.frombuffer(b"".join(digests), ">u8").astype(np.uint64), values
 
 

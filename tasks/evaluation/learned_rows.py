@@ -18,7 +18,6 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from params import EvergreenError, load
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
+from tasks.drift.known import find_known_rows, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.shards.split_rows import SplitRows
@@ -61,19 +60,13 @@ class HeldOutRows:
     rows: SplitRows
     columns: ComparedColumns
 
-    @cached_property
-    def hashed(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """The row_ids, (N,), and the hashes of the contents, (N,)."""
-        return hash_rows(self.rows, self.columns)
-
     def learned_by(self, models: Sequence[LearnedRows]) -> NDArray[np.int64]:
         """Return the row_ids of the rows that one of these models has learned from, ascending."""
         if not models:
             return _NO_ROWS
-        row_ids, hashes = self.hashed
         known = np.concatenate([one.hashes for one in models])
-        by_content = row_ids[np.isin(shorten_hashes(hashes), known)]
-        return np.unique(np.concatenate([by_content, *map(self._learned_by_time, models)]))
+        row_ids, is_known = find_known_rows(self.rows, self.columns, known)
+        return np.unique(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
 
     def _learned_by_time(self, model: LearnedRows) -> NDArray[np.int64]:
         times, until = self.rows.times, time_of_value(model.until)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import PROFILE
 from tasks.drift.profile import read_profile
+from tasks.drift.rows import hash_rows
 from tasks.evaluation.learned_rows import HeldOutRows
 
 KNOWN, NEW = "known rows", "new rows"
@@ -38,5 +39,5 @@ class RowAges:
         if profile.held_out is None:
             reason = "the champion's release does not say which rows were held out: it is of an earlier version"
             return cls(reason=reason)
-        row_ids, hashes = held_out.hashed
+        row_ids, hashes = hash_rows(held_out.rows, held_out.columns.in_form(profile.form))
         return cls({one: row_ids[its] for one, its in zip((KNOWN, NEW), profile.tell_ages(hashes), strict=True)})

@@ -9,6 +9,8 @@ cannot be reached.
 from __future__ import annotations
 
 import contextlib
+import glob
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tasks.ingestion.hub_dataset import HubSource
     from tasks.ingestion.sql import SqlSource
 
+logger = logging.getLogger(__name__)
 OpenedSource: TypeAlias = "FileSource | HubSource | SqlSource | FunctionSource"
 
 
@@ -52,6 +55,17 @@ def open_source(
     from tasks.ingestion.function import FunctionSource
 
     return FunctionSource(source)
+
+
+def wait_for_answers(corrections: RowsFromFiles, root: Path = Path()) -> bool:
+    """Whether corrections are files that match a pattern, and there is none yet: before the first answer of a review. It is said."""
+    patterns = [*corrections.patterns.values()]
+    for pattern in patterns:
+        is_named = not any(sign in pattern for sign in "*?[") or (root / pattern).exists()
+        if is_named or glob.glob(pattern, root_dir=root, recursive=True):  # noqa: PTH207 - takes absolute paths too
+            return False
+    logger.warning("data.corrections: no file matches %s yet, so no label is corrected", ", ".join(patterns))
+    return True
 
 
 @contextlib.contextmanager

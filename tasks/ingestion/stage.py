@@ -27,7 +27,7 @@ from typing import Any
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import CORPUS, SPLITS, SUITES, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, CORRECTIONS, SPLITS, SUITES, Artifacts, replace_folder_atomically
 from params.schema import Launch
 from params.sections.data import Data, Source, Split
 from params.sections.evaluation import Suite
@@ -36,7 +36,7 @@ from tasks.ingestion.parts import check_columns, write_parts
 from tasks.ingestion.placement import PlacedPart, TimeLimits, keep_smallest_hashes, place_by_time
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.row_choice import SOURCE, RowChoice, source_name
-from tasks.ingestion.source import OpenedSource, naming_source, open_source
+from tasks.ingestion.source import OpenedSource, naming_source, open_source, wait_for_answers
 from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.shards.kept_work import ShardWorkers
@@ -126,7 +126,10 @@ def ingest(
         if any(source.shares for source in sources) and (by := data.split.stratify):
             _stratify(by, sources, columns, shards, seed=seed, folder=folder)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        whole = {name: _open(f"data.{name}", keys, artifacts, workers) for name, keys in data.whole_sources.items()}
+        named = dict(data.whole_sources)
+        if data.corrections and wait_for_answers(data.corrections, artifacts.root):
+            del named[CORRECTIONS]
+        whole = {name: _open(f"data.{name}", keys, artifacts, workers) for name, keys in named.items()}
         for number, suite in enumerate(suites):
             key = f"evaluation.suites.{number}.source"
             whole[f"{SUITES}/{suite.name}"] = _open(key, suite.source, artifacts, workers)

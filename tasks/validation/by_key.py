@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from mmap import ACCESS_READ, mmap
@@ -26,6 +26,9 @@ from params.sections.rows import Expectation
 from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
 from tasks.validation import checks, expectations
 from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, RawShardWork, drop_rows, table_to_frame
+from trainer import objectives
+from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import to_json
 
 BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
@@ -45,14 +48,30 @@ def find_duplicate_rows(
     return _find(expectation, rows, skip, set_aside, None)
 
 
-def find_groups_across_splits(
-    rows: RawRows, skip: Positions, columns: Sequence[str]
-) -> tuple[Expectation, expectations.ExpectationResult]:
-    """Return the check of `data.group_by`, or of equal `columns` if there are some, and the rows whose group is in an earlier split, too."""
-    listed: Any = {"column_list": [*(columns or rows.splits["train"].group_by)]}
-    expectation = Expectation(type=checks.ROW_IS_IN_ONE_SPLIT if columns else checks.GROUP_IS_IN_ONE_SPLIT, **listed)
+def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, expectations.ExpectationResult]:
+    """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
+    listed: Any = {"column_list": [*rows.splits["train"].group_by]}
+    expectation = Expectation(type=checks.GROUP_IS_IN_ONE_SPLIT, **listed)
     ends = np.array([rows.span(split).stop for split in ORDER])
     return expectation, _find(expectation, rows, skip, NOTHING, ends)
+
+
+def find_rows_across_splits(
+    rows: RawRows, skip: Positions, objective: Objective[Any], identity: Any
+) -> tuple[Expectation, expectations.ExpectationResult]:
+    """Return the check of rows with equal content, and those that repeat a row of an earlier split.
+
+    `identity` is all that the objective's contents depend on beside its code, as JSON.
+    """
+    columns = [*objective.columns()]
+    listed: Any = {"column_list": columns}
+    expectation = Expectation(type=checks.ROW_IS_IN_ONE_SPLIT, **listed)
+    work = partial(write_shard_content_hashes, objective)
+    ends = np.array([rows.span(split).stop for split in ORDER])
+    settings = {"what": "equal content", "columns": columns, "objective": identity}
+    return expectation, _compare_hashes(
+        work, expectation, rows, skip=skip, set_aside=NOTHING, ends=ends, settings=settings
+    )
 
 
 def _find(
@@ -64,17 +83,27 @@ def _find(
         compared = expectations.positions_of_compared_rows(expectation, drop_rows(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
         expectation = checks.without_row_condition(expectation)
+    columns = checks.columns_read_by_expectation(expectation, rows.schema)
+    text = expectations.expectation_key_text(expectation)
+    settings = {"what": "equal rows", "columns": columns, "expectation": text}
+    work = partial(write_shard_key_hashes, expectation)
+    return _compare_hashes(work, expectation, rows, skip=skip, set_aside=set_aside, ends=ends, settings=settings)
+
+
+def _compare_hashes(
+    write: Callable[[RawShardWork], int],
+    expectation: Expectation,
+    rows: RawRows,
+    *,
+    skip: Positions,
+    set_aside: Positions,
+    ends: Positions | None,
+    settings: dict[str, Any],
+) -> expectations.ExpectationResult:
+    """Let `write` hash the rows of each shard, and compare the hashes; `settings` are those of `RawRows.run`."""
     with rows.folder() as folder:
         files = [folder / f"{number:05}.hashes" for number in range(len(rows.parts))]
-        hashed = partial(write_shard_key_hashes, expectation)
-        columns, text = (
-            checks.columns_read_by_expectation(expectation, rows.schema),
-            expectations.expectation_key_text(expectation),
-        )
-        counts = rows.run(
-            hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
-        )
-        considered = sum(counts)
+        considered = sum(rows.run(write, rows.parts, skip=skip, paths=files, **settings))
         work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
         found = list(rows.workers.map(work, bucket_ranges(considered), what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
@@ -110,7 +139,7 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     """
     columns, part = expectations.columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
-    if expectation.type in (checks.GROUP_IS_IN_ONE_SPLIT, checks.ROW_IS_IN_ONE_SPLIT):
+    if expectation.type == checks.GROUP_IS_IN_ONE_SPLIT:
         group_by = {name: holds_several_types(part.rows.schema.field(name)) for name in columns}
         groups = [group_values_of_row(row, group_by) for row in values_of_rows(table.select(columns))]
         compared = np.setdiff1d(np.flatnonzero([group is not None for group in groups]), work.skip)
@@ -120,14 +149,27 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     else:
         frame = drop_rows(table_to_frame(table, work.columns, part.split), work.skip)
         compared = expectations.positions_of_compared_rows(expectation, frame)
-    digests = b"".join(
-        blake2b(key, digest_size=16).digest() for key in row_key_bytes(table.select(columns).take(compared))
-    )
+    assert work.path
+    return _write_hashes(row_key_bytes(table.select(columns).take(compared)), compared, work.path)
+
+
+def write_shard_content_hashes(objective: Objective[Any], work: RawShardWork) -> int:
+    """Write the hashed contents of the rows of one shard, as `write_shard_key_hashes` does, and return how many there are."""
+    places, keys = list[int](), list[bytes]()
+    for place, row in work.each():
+        places.append(place)
+        keys.append(to_json(objectives.content_of_row(objective, row)).encode())
+    assert work.path
+    return _write_hashes(keys, np.array(places, np.int64), work.path)
+
+
+def _write_hashes(keys: Iterable[bytes], places: Positions, path: Path) -> int:
+    """Write the hashes of keys in order, each with its place in the shard, and return how many there are."""
+    digests = b"".join(blake2b(key, digest_size=16).digest() for key in keys)
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((halves[1], halves[0]))
-    assert work.path
-    np.concatenate([halves, compared.astype(np.uint64)[None]])[:, order].tofile(work.path)
-    return len(compared)
+    np.concatenate([halves, places.astype(np.uint64)[None]])[:, order].tofile(path)
+    return len(places)
 
 
 def row_key_bytes(table: pa.Table) -> list[bytes]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from params.sections.rows import Expectation
-from tasks.validation.by_key import find_duplicate_rows, find_groups_across_splits
+from tasks.validation.by_key import find_duplicate_rows, find_groups_across_splits, find_rows_across_splits
 from tasks.validation.checks import (
     check_column_by_column,
     check_row_by_row,
@@ -20,7 +20,7 @@ from tasks.validation.checks import (
     expectation_check_kind,
 )
 from tasks.validation.expectations import ExpectationResult, columns_named_by_expectations
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union_of_positions
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, positions_in_range, union_of_positions
 from tasks.validation.report import CheckReport, FailingRow, Origin, expectation_as_call, shorten_value
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
@@ -138,14 +138,32 @@ def run_checks(
     return [results[number] for number in sorted(results)]
 
 
-def check_groups_across_splits(rows: RawRows, set_aside: Positions, columns: Sequence[str] = ()) -> CheckResult:
-    """Look for groups of the remaining rows, by the columns of `data.group_by`, or for rows with equal `columns`, that are in two splits.
+def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResult:
+    """Look for groups of the remaining rows, by the columns of `data.group_by`, that are in two splits.
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    expectation, found = find_groups_across_splits(rows, set_aside, columns)
-    sentence = f"{len(found.failing):,} rows are set aside, because a split that is held out from them has equal ones"  # type: ignore[arg-type]
-    return CheckResult("recipe", expectation, found, sentence=sentence if columns and not found.success else "")
+    return CheckResult("recipe", *find_groups_across_splits(rows, set_aside))
+
+
+def check_rows_across_splits(objective: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
+    """Look for remaining rows that are one to the objective, and are in two splits: those in the later split fail, as of groups."""
+    expectation, found = find_rows_across_splits(rows, set_aside, objective, objective_identity(objective))
+    if found.success or found.failing is None:
+        return CheckResult("recipe", expectation, found)
+    counts = {split: len(positions_in_range(found.failing, *_ends(rows, split))) for split in ("train", "validation")}
+    told = " and ".join(f"{count:,} {split} rows" for split, count in counts.items() if count)
+    columns = ", ".join(objective.columns())
+    sentence = f"{told} are set aside: a split that is held out from them has rows that are equal in {columns}"
+    can_group = {*objective.columns().values()} <= {"string", "optional", "label", "number"}
+    if can_group and not rows.splits["train"].group_by:
+        sentence += f"; where a hash splits the rows, `data.group_by: [{columns}]` keeps equal ones together, so that none is lost"
+    return CheckResult("recipe", expectation, found, sentence=sentence)
+
+
+def _ends(rows: RawRows, split: str) -> tuple[int, int]:
+    span = rows.span(split)
+    return span.start, span.stop
 
 
 def objective_identity(objective: Objective[Any]) -> list[Any]:

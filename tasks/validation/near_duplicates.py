@@ -19,6 +19,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +31,10 @@ from params.sections.rows import Expectation, NearDuplicates
 from tasks.drift.rows import ComparedColumns, join_texts_in_value
 from tasks.shards.split_rows import values_of_rows
 from tasks.validation.by_key import bucket_ranges, read_bucket, with_row_ids
-from tasks.validation.check_results import CheckResult
+from tasks.validation.check_results import CheckResult, objective_identity
 from tasks.validation.expectations import ExpectationResult
 from tasks.validation.raw_rows import Positions, RawRows, RawShardWork, positions_in_range
+from trainer import objectives
 from trainer.objectives.bases.objective import Objective
 
 ROW_IS_NEW: Final = "row_is_no_near_duplicate"
@@ -59,13 +61,14 @@ def check_near_duplicates(
 ) -> CheckResult:
     """Look for training rows that nearly repeat another of the rows that are not at the positions in `set_aside`."""
     compared = ComparedColumns.of(rows.splits["train"], method, ())
-    columns = [name for name in compared.texts if name != compared.listed]
+    texts = RowTexts(method, [name for name in compared.texts if name != compared.listed])
+    columns = texts.columns
     more: Any = {"column_list": columns, "threshold": settings.threshold}
     expectation = Expectation(type=ROW_IS_NEW, on_failure=settings.action, **more)
     train = rows.span("train")
     with rows.folder() as folder:
-        pairs = _find_candidates(columns, settings.threshold, rows, set_aside, folder) if columns else np.zeros((2, 0))
-        near = _keep_near(columns, settings.threshold, rows, pairs.astype(np.int64), folder)
+        pairs = _find_candidates(texts, settings.threshold, rows, set_aside, folder) if columns else np.zeros((2, 0))
+        near = _keep_near(texts, settings.threshold, rows, pairs.astype(np.int64), folder)
     order = np.lexsort(near)
     failing, first = np.unique(near[1, order], return_index=True)
     stays = near[0, order][first]
@@ -125,11 +128,33 @@ def _mixed(hashes: Hashes) -> Hashes:
     return hashes ^ hashes >> np.uint64(33)
 
 
-def row_parts(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
-    """Return the texts of a row that are compared by themselves: of each column, and in a conversation of each role."""
+@dataclass(frozen=True)
+class RowTexts:
+    """The texts of a row that are compared, as the objective reads them."""
+
+    objective: Objective[Any]
+    columns: Sequence[str]
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that a row needs for it."""
+        return [*self.objective.columns()]
+
+    @property
+    def identity(self) -> list[Any]:
+        """What they depend on beside the objective's code, as JSON."""
+        return [self.columns, objective_identity(self.objective)]
+
+    def parts(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the texts that are compared by themselves: of each column, and in a conversation of each role."""
+        return row_parts(objectives.content_of_row(self.objective, row), self.columns)
+
+
+def row_parts(content: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
+    """Return the texts in some columns of the content of a row: of each column, and in a conversation of each role."""
     found: dict[str, str] = {}
     for column in columns:
-        value = row[column]
+        value = content.get(column)
         for piece in value if isinstance(value, list) else [value]:
             role = (piece.get("role") or piece.get("from")) if isinstance(piece, Mapping) else ""
             name = f"{column} {role}"
@@ -138,13 +163,13 @@ def row_parts(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
 
 
 def _find_candidates(
-    columns: Sequence[str], threshold: float, rows: RawRows, set_aside: Positions, folder: Path
+    texts: RowTexts, threshold: float, rows: RawRows, set_aside: Positions, folder: Path
 ) -> NDArray[np.uint64]:
     """Return the positions of pairs of rows that may be near, (2, P): the later one is a training row."""
     bands, length = bands_for_threshold(threshold)
     files = [folder / f"{number:05}.bands" for number in range(len(rows.parts))]
-    work = partial(write_shard_bands, columns, bands, length)
-    shards = {"what": "near duplicates", "columns": columns, "bands": [bands, length]}
+    work = partial(write_shard_bands, texts, bands, length)
+    shards = {"what": "near duplicates", "columns": texts.read, "texts": texts.identity, "bands": [bands, length]}
     counts = list(rows.run(work, rows.parts, paths=files, **shards))  # type: ignore[arg-type]
     starts = [part.start for part in rows.parts]
     in_bucket = partial(_in_bucket, files, starts, set_aside, rows.span("train").start)
@@ -153,7 +178,7 @@ def _find_candidates(
     return np.stack([packed >> np.uint64(32), packed & np.uint64(0xFFFFFFFF)])
 
 
-def write_shard_bands(columns: Sequence[str], bands: int, length: int, work: RawShardWork) -> int:
+def write_shard_bands(texts: RowTexts, bands: int, length: int, work: RawShardWork) -> int:
     """Write the hash of each band of each row of a shard that has a text, as an array (2, N * bands) for `read_bucket`: hashes and places.
 
     A hash of a shingle x is (a x + b) mod 2^64, without its last 32 bits (Dietzfelbinger et al. 1997,
@@ -163,8 +188,8 @@ def write_shard_bands(columns: Sequence[str], bands: int, length: int, work: Raw
     factors, addends = draw.integers(0, 1 << 64, (2, bands * length), np.uint64)
     factors |= np.uint64(1)
     keys, places, first = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], 0
-    for batch in work.part.rows.batches(columns, _BATCH_ROWS):
-        shingles, starts, numbers = hash_shingles([row_parts(row, columns) for row in values_of_rows(batch)])
+    for batch in work.part.rows.batches(texts.read, _BATCH_ROWS):
+        shingles, starts, numbers = hash_shingles([texts.parts(row) for row in values_of_rows(batch)])
         for band in range(bands if len(starts) else 0):
             key = np.full(len(starts), band, np.uint64)
             for i in range(band * length, (band + 1) * length):
@@ -200,16 +225,17 @@ def _in_bucket(
 
 
 def _keep_near(
-    columns: Sequence[str], threshold: float, rows: RawRows, pairs: NDArray[np.int64], folder: Path
+    texts: RowTexts, threshold: float, rows: RawRows, pairs: NDArray[np.int64], folder: Path
 ) -> NDArray[np.int64]:
     """Return those of the pairs, (2, P), whose texts are near."""
     wanted = np.unique(pairs)
     own = [(part, positions_in_range(wanted, part.start, part.stop)) for part in rows.parts]
     own = [each for each in own if len(each[1])]
     files = [folder / f"{number:05}.shingles.npy" for number in range(len(own))]
-    work, parts = partial(write_shard_shingles, columns), [part for part, _ in own]
+    work, parts = partial(write_shard_shingles, texts), [part for part, _ in own]
     # the rows at the positions in `skip` are those that are read
-    for _ in rows.run(work, parts, what="rows that may be near duplicates", columns=columns, skip=wanted, paths=files):
+    shards = {"what": "rows that may be near duplicates", "columns": texts.read, "texts": texts.identity}
+    for _ in rows.run(work, parts, skip=wanted, paths=files, **shards):  # type: ignore[arg-type]
         pass
     ends = np.cumsum([len(positions) for _, positions in own], dtype=np.int64)
     numbers = np.searchsorted(wanted, pairs)
@@ -219,10 +245,10 @@ def _keep_near(
     return pairs[:, np.concatenate([np.zeros(0, np.bool_), *kept])]
 
 
-def write_shard_shingles(columns: Sequence[str], work: RawShardWork) -> None:
+def write_shard_shingles(texts: RowTexts, work: RawShardWork) -> None:
     """Write the different shingles of the rows that the others skip, ascending in each row: N + 1 places where rows begin, then all of them."""
-    wanted = values_of_rows(work.part.table(columns).take(work.skip))
-    shingles, starts, _ = hash_shingles([row_parts(row, columns) for row in wanted])
+    wanted = values_of_rows(work.part.table(texts.read).take(work.skip))
+    shingles, starts, _ = hash_shingles([texts.parts(row) for row in wanted])
     found = [np.unique(own) for own in np.split(shingles, starts[1:])]
     sizes = np.cumsum([0, *map(len, found)]).astype(np.uint64)
     assert work.path

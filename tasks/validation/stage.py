@@ -157,9 +157,7 @@ def _check_all(
     results += check_results.run_checks(checks, rows, quarantined(results), method)
     if rows.splits["train"].group_by:
         results.append(check_results.check_groups_across_splits(rows, quarantined(results)))
-    is_by_time = rows.splits["train"].times.get("split") == "time"
-    if is_by_time or any(part.rows.shard.source for part in rows.parts):  # a hash alone puts equal rows into one split
-        results.append(check_results.check_groups_across_splits(rows, quarantined(results), [*method.columns()]))
+    results.append(check_results.check_rows_across_splits(method, rows, quarantined(results)))
     if validation.near_duplicates:
         results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined(results)))
     return results + check_labels(method, rows, quarantined(results), given)

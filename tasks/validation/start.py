@@ -3,8 +3,8 @@
     the head of publish.repo_id -> validated/start/          see trainer/start.py
                                    validated/start/record/   what the release says of itself and of the rows it has learned from
 
-The stage runs only if the rows, or what it reads of the recipe, have changed. So a release makes no later stage stale by itself, and
-every later stage, on any machine, starts from the same files.
+What is published is asked only if the rows have changed, or what else decides the start (tasks.validation.start_choice). So neither a
+release nor another suite makes a training stale, and every later stage, on any machine, starts from the same files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import hash_shards, read_hashes, shorten_hashes, write_hashes
+from tasks.drift.known import find_known_rows_of_shards, hash_shards, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
+from tasks.validation.start_choice import choose_start
 from trainer.objectives.bases.objective import Objective
-from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
+from trainer.start import KNOWN, MODEL, RECORD
 
 logger = logging.getLogger(__name__)
 _RECORDS: Final = frozenset({PROVENANCE, PROFILE, KNOWN_ROWS})
@@ -56,18 +57,19 @@ def pin_start(
         ModelError: the published model was trained for another objective, or `replay` needs to know more of its rows than it says.
         HubRefusedError, TransientError: the Hub does not say which model is published, or no longer has it.
     """
-    target, pinned = folder / artifacts.start.name, None
+    target = folder / artifacts.start.name
     target.mkdir()
+    choice: Any = {"start": start, "objective": objective, "repo_id": repo_id, "endpoint": endpoint}
+    pinned = choose_start(artifacts, folder / artifacts.rows.name, **choice)
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, ())
-        ids, own = map(np.concatenate, zip(*hash_shards(rows, columns, workers), strict=True))
+        own = np.concatenate([hashes for _, hashes in hash_shards(rows, columns, workers)])
         learned = known = shorten_hashes(own)
-        pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
             if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
                 require_token_for_hub(hub)  # without one, a private repository is as if it were not there
-            logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
+            logger.info("validate: the training starts from the recipe's own model")
         else:
             logger.info("validate: the training starts from %s", pinned.name)
             with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:
@@ -85,22 +87,12 @@ def pin_start(
                     raise ModelError.at("training.replay", what, fix) from error
                 logger.info("validate: %s", what)
             if replay:
-                is_known = np.isin(shorten_hashes(own), known)
+                ids, is_known = find_known_rows_of_shards(rows, columns, known, workers)
                 np.save(target / KNOWN, np.sort(ids[is_known]))
                 logger.info("validate: it has learned from %d of the %d train rows", is_known.sum(), len(is_known))
         write_hashes(learned, columns, folder / artifacts.known_rows.name)
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> ReleaseReference | None:
-    """Return the published release; where a release is made again, the one that it has started from."""
-    if artifacts.start_to_pin.exists():
-        found = json.loads(artifacts.start_to_pin.read_bytes())
-        return None if found is None else ReleaseReference.model_validate(found)
-    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-        head = repository.head()
-    return ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
 
 
 def _copy_model(found: Path, target: Path, where: str, name: str) -> str:

@@ -115,7 +115,7 @@ def test_report_of_a_stage_is_among_its_outputs(stage: str) -> None:
 def test_outputs_match_artifacts() -> None:
     a = Artifacts("default")
     assert made("ingest") == [a.raw]
-    assert made("validate") == [a.validated]
+    assert made("validate") == [a.validated, a.start_choice]
     assert made("tokenize") == [a.tokens]
     assert made("train")[:2] == [a.model, a.checkpoint]
     assert {path.parent for path in made("train")[2:]} == {a.history}
@@ -146,6 +146,7 @@ def test_only_what_git_keeps_is_not_cached() -> None:
     evaluation = "runs/${key}/evaluation"
     assert uncached == [
         "runs/${key}/recipe.yaml",
+        "runs/${key}/start.json",
         f"{evaluation}/blessing.json",
         f"{evaluation}/metrics.json",
         "runs/${key}/release/receipt.json",

@@ -144,6 +144,14 @@ def why_row_unusable(objective: Objective[Any], row: Row) -> str | None:
         return f"it has another form than the objective reads: {type(error).__name__}: {error}"
 
 
+def content_of_row(objective: Objective[Any], row: Row) -> Mapping[str, Any]:
+    """Return the content of a row, by `Objective.content`; of one that the objective cannot read, its columns as they are."""
+    try:
+        return objective.content(row)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return {column: row[column] for column in objective.columns()}
+
+
 def overrides_method(objective: Objective[Any], method: str) -> bool:
     """Whether an objective has its own form of an optional method, such as `reject_reason`: then it is worth a pass over all rows."""
     return getattr(type(objective), method) is not getattr(Objective, method)

@@ -141,6 +141,13 @@ class Embedding(Objective[Options]):
             found[self.options.label_column] = "number" if self._has_scores else "label"
         return found | ({self.options.grade_column: "number"} if self.options.grade_column else {})
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; of a list of negatives, those that a row gets."""
+        found, most = dict(super().content(row)), self.options.listed_negatives
+        for name in self.options.negative_columns if most else ():
+            found[name] = found[name][:most]
+        return found
+
     def reject_reason(self, row: Row) -> str | None:
         o, name = self.options, str(self.options.grade_column)
         listed = several_texts.why_list_unusable(o.negative_columns[0], row) if o.listed_negatives else None

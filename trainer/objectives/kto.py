@@ -151,6 +151,10 @@ class KTO(AnswersObjective[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         return {**super().columns(), self.options.label_column: "label"}
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        label = self.options.label_column
+        return {**super().content(row), label: is_good(row[label])}
+
     def parts(self, row: Row) -> tuple[Any, Any]:
         prompt, answer = self.prompt_of(row), row[self.options.completion_column]
         return split_conversation(prompt, answer) if self.options.chat else split_text(prompt, str(answer))

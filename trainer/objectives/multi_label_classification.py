@@ -112,6 +112,13 @@ class MultiLabelClassification(ClassifierObjective[Options]):
             **dict.fromkeys(self._columns, "label" if self._has_each else "labels"),
         }
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; the labels of several columns are one set, too."""
+        if not self._has_each:
+            return super().content(row)
+        labels = sorted({self.learned_label(label) for label in self.row_labels(row)})
+        return {**super().content(row), **dict.fromkeys(self._columns), self._columns[0]: labels}
+
     def reject_reason(self, row: Row) -> str | None:
         if reason := super().reject_reason(row):
             return reason

@@ -28,6 +28,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.release_reading import ReleaseFormat
+from trainer.objectives.bases.row_content import without_outer_space
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
@@ -101,6 +102,13 @@ class MultipleChoice(Objective[Options]):
             **({o.choices_column: "labels"} if is_list else choices),
             o.label_column: "label",
         }
+
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; the choices are in their order, and the label is the number of the right one."""
+        o = self.options
+        first, *others = column_or_template(o.choices_column).columns
+        choices = {first: without_outer_space(self._choices(row)), **dict.fromkeys(others)}
+        return {**super().content(row), **choices, o.label_column: self._right(row)}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterator[Problem]:
         if (

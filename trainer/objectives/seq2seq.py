@@ -35,6 +35,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
+from trainer.objectives.bases.row_content import read_template
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
@@ -110,6 +111,9 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     def columns(self) -> Mapping[str, ColumnKind]:
         return {**column_or_template(self.options.input_column).columns, self.options.target_column: "string"}
+
+    def content(self, row: Row) -> Mapping[str, Any]:
+        return {**super().content(row), **read_template(column_or_template(self.options.input_column), row)}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options

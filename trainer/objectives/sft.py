@@ -27,6 +27,7 @@ from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
+from trainer.objectives.bases.row_content import read_template, without_outer_space
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
 from trainer.objectives.bases.verbatim import describe_syntax_error
 
@@ -109,6 +110,12 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         if options.messages_column:
             return {options.messages_column: "records"}
         return {**column_or_template(options.prompt_column).columns, options.completion_column: "string"}
+
+    def content(self, row: Row) -> Mapping[str, Any]:
+        messages = self.options.messages_column
+        if messages:
+            return {messages: without_outer_space(read_turns(row[messages]))}
+        return {**super().content(row), **read_template(column_or_template(self.options.prompt_column), row)}
 
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:

@@ -113,6 +113,16 @@ class TokenClassification(ClassifierObjective[Options]):
             end_before = end
         return None
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; the spans are in the order of the text, each where it stands in that without outer space."""
+        text = self.text(row)
+        before = len(text) - len(text.lstrip())
+        spans = []
+        for label, *ends in self._spans(row):
+            start, end = _trimmed(text, *ends)
+            spans.append([self.learned_label(label), start - before, end - before])
+        return {**super().content(row), self.options.spans_column: spans}
+
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         return super().unseen_label(row, {"labels": [tag.removeprefix("B-") for tag in state["labels"][1::2]]})
 

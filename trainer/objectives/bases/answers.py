@@ -13,6 +13,7 @@ from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
 from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
+from trainer.objectives.bases.row_content import without_outer_space
 from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
@@ -70,6 +71,16 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
         answers: dict[str, ColumnKind] = dict.fromkeys(self.answer_columns, "string")
         return {**prompt, **answers}
+
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; where the prompt ends, `parts` says, whether it has a column or is in the answers."""
+        prompt, *answers = map(without_outer_space, self.parts(row))
+        found = {**super().content(row), **dict(zip(self.answer_columns, answers, strict=True))}
+        column = self.options.prompt_column
+        if not column:
+            return {**found, self.answer_columns[0]: [prompt, answers[0]]}
+        first, *others = [column] if self.options.chat else column_or_template(column).columns
+        return {**found, first: prompt, **dict.fromkeys(others)}
 
     def renders_conversations(self) -> bool:
         return self.options.chat

@@ -24,6 +24,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import form_around_text
 from trainer.objectives.bases.reward_models import PROMPT
 from trainer.objectives.bases.rollout import GenerativeObjectiveOptions, Rollout, TrainingSample, sample_completions
+from trainer.objectives.bases.row_content import read_template
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
@@ -127,6 +128,9 @@ class GenerativeObjective(Objective[OptionsT]):
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
         return {**kinds, **parse_prompt_template(self.options.prompt).columns}
+
+    def content(self, row: Row) -> Mapping[str, Any]:
+        return {**super().content(row), **read_template(parse_prompt_template(self.options.prompt), row)}
 
     def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
         """As the base class; what is blank beside a prompt is no class without a name, but a reference for its reward."""

@@ -12,6 +12,7 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Direction
 from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
+from trainer.objectives.bases import row_content
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
@@ -113,6 +114,25 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return what else `reject_reason` depends on beside the options, as JSON, such as a chat template."""
         return None
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """Return what is read and learned of a row, by column, as JSON: rows with the same content are one row (`bases.row_content`).
+
+        A column whose value is in that of another one is None.
+        """
+        kinds = self.columns()
+        found = row_content.read_columns(kinds, row, self.learned_label)
+        lists = [name for name, kind in kinds.items() if kind == "labels"]
+        learns_sets = type(self).row_labels is not Objective.row_labels and "label" not in kinds.values()
+        if learns_sets and len(lists) == 1:  # neither order nor number of the labels says anything
+            found[lists[0]] = sorted({self.learned_label(label) for label in self.row_labels(row)})
+        return found
+
+    def learned_label(self, label: str) -> str:
+        """Return a label as it is learned: the same for two labels that `state_of` takes as one but for white space at their ends."""
+        if type(self).row_labels is Objective.row_labels:
+            return label.strip()
+        return as_learned(label, self.state_of)
+
     def row_labels(self, row: Row) -> Iterable[str]:
         """Return the labels in a row of the train split that encoding needs, as they stand there; `state_of` says which are one."""
         return ()
@@ -135,7 +155,7 @@ class Objective(ReleaseReading[OptionsT], ABC):
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. The validate stage sets the row aside, or fails."""
-        own = {as_learned(label, self.state_of) for label in self.row_labels(row)}
+        own = {self.learned_label(label) for label in self.row_labels(row)}
         unknown = sorted(own - {*state.get("labels", ())})
         return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
 

@@ -522,6 +522,8 @@ def test_suites_and_corrections_are_read_by_the_objective_and_watched(project):
     found = problems({**changes, "data.corrections": "people/none.csv"}, objective=classes)
     assert any("none.csv" in one for key, one in found.items() if key.startswith("evaluation.suites.0.source"))
     assert any("none.csv" in one for key, one in found.items() if key.startswith("data.corrections"))
+    found = problems({**changes, "data.corrections": "people/none/*.csv"}, objective=classes)
+    assert not [key for key in found if key.startswith("data.corrections")]
 
 
 @pytest.mark.parametrize(

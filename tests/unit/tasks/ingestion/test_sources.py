@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,20 @@ def test_stratify_refuses_sources_with_other_splits(project: Path) -> None:
     with pytest.raises(RecipeError, match=r"data.split.stratify: some sources have held-out rows"):
         run(project, base={"test": "held-out.jsonl"}, split={"stratify": "label", "test": 0.2, "validation": 0.2})
     run(project, split={"stratify": "label", "test": 0.2, "validation": 0.2})
+
+
+def test_corrections_wait_for_the_first_answer(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`review --take` makes the file; a path that is no pattern, and a pattern of rows, are wrong if nothing is there."""
+    ingest_with = partial(run, project, corrections="people/**/*.csv")
+    assert "corrections" not in ingest_with().data_sha256
+    assert "data.corrections: no file matches people/**/*.csv yet, so no label is corrected" in caplog.text
+    assert not (project / "runs/x/raw/corrections").exists()
+    (project / "people").mkdir()
+    (project / "people/review.csv").write_text("text,label\nbase 1,a\n")
+    caplog.clear()
+    assert "corrections" in ingest_with().data_sha256
+    assert "no file matches" not in caplog.text
+    with pytest.raises(DataError, match=r"data.corrections.train: people/none.csv: no file matches"):
+        run(project, corrections="people/none.csv")
+    with pytest.raises(DataError, match=r"data.corpus.train: people/\*.none: no file matches"):
+        run(project, corpus="people/*.none")

@@ -61,7 +61,8 @@ def test_labels_that_say_neither_yes_nor_no_are_set_aside_and_drift_counts_the_o
     columns, named, bad, reason = SETS[form]
     rows = {"text": TEXTS, **columns}
     held_out = {name: values[:1] for name, values in rows.items()}
-    artifacts = write_raw(tmp_path, train=rows, validation=held_out, test={**held_out, "text": ["two"]})
+    held_out = {split: {**held_out, "text": [split]} for split in ("validation", "test")}
+    artifacts = write_raw(tmp_path, train=rows, **held_out)
     choice = ObjectiveChoice(name="multi_label_classification", labels_column=named)
     run_validation(artifacts, objective=choice)
     assert good_rows(artifacts) == [i for i in range(6) if i not in bad]
@@ -90,9 +91,9 @@ def test_a_label_with_white_space_is_another_one_where_the_objective_learns_it_a
 
 def test_references_of_a_reward_may_be_blank(tmp_path):
     rows = {"prompt": TEXTS, "answer": ["7", "", " ", "8", None, "9"]}
-    one = {"prompt": ["one"], "answer": [""]}
+    held_out = {split: {"prompt": [split], "answer": [""]} for split in ("validation", "test")}
     for name in ("grpo", "iterative_sft"):
-        artifacts = write_raw(tmp_path / name, train=rows, validation=one, test=one)
+        artifacts = write_raw(tmp_path / name, train=rows, **held_out)
         run_validation(artifacts, objective=ObjectiveChoice(name=name, rewards=["trainer.rewards:numeric_answer"]))
         assert good_rows(artifacts, "train", "answer") == ["7", "", " ", "8", "9"]
 

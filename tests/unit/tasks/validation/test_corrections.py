@@ -33,6 +33,13 @@ def artifacts(tmp_path, monkeypatch):
     return write_raw(tmp_path, train=train, validation=held_out, test={"text": ["card"], "label": ["card"], "day": [7]})
 
 
+def held_out(columns):
+    """The same labels with other texts."""
+    return {
+        split: columns | {"text": [f"{split} {text}" for text in columns["text"]]} for split in ("validation", "test")
+    }
+
+
 def correct(artifacts, columns, objective=CLASSES, **options):
     tiny.write_splits(artifacts.raw, {CORRECTIONS: columns})
     return run_validation(artifacts, objective=objective, **options)
@@ -146,14 +153,14 @@ def test_no_corrected_number_is_cut_or_left_out(tmp_path, labels, correction, to
 
 def test_truth_values_of_a_table_are_those_of_the_rows(tmp_path):
     liked = {"text": ["a", "b", "c"], "label": [True, False, True]}
-    artifacts = write_raw(tmp_path, train=liked, validation=liked, test=liked)
+    artifacts = write_raw(tmp_path, train=liked, **held_out(liked))
     correct(artifacts, {"row_hash": [hashed("a"), hashed("b")], "corrected_label": ["False", "true"]})
     assert good_rows(artifacts, column="label") == [False, True, True]
 
 
 def test_rows_drawn_at_random_are_wrong_if_the_source_says_something_else(tmp_path):
     sets = {"text": ["a b", "b", "c"], "labels": [["a", "b"], ["b"], []]}
-    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    artifacts = write_raw(tmp_path, train=sets, **held_out(sets))
     filled = {"row_hash": [hashed("a b"), hashed("b"), hashed("gone")], "why": ["random", "suspect; random", "random"]}
     filled |= {"given_label": ["a, b", "not a", "b"], "corrected_label": ['["a", "b"]', '["a", "b"]', '["a"]']}
     found = correct(artifacts, filled, ObjectiveChoice(name="multi_label_classification")).corrections
@@ -162,7 +169,7 @@ def test_rows_drawn_at_random_are_wrong_if_the_source_says_something_else(tmp_pa
 
 def test_lists_of_labels_are_json_in_a_table(tmp_path):
     sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
-    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    artifacts = write_raw(tmp_path, train=sets, **held_out(sets))
     objective = ObjectiveChoice(name="multi_label_classification")
     filled = {"row_hash": [hashed("a b"), hashed("c")], "corrected_label": ['["a", "b"]', "[]"]}
     correct(artifacts, filled, objective)
@@ -186,7 +193,7 @@ def test_a_review_beside_a_table_of_other_columns_hides_none_of_its_rows(artifac
 
 def test_of_several_labels_a_row_is_wrong_if_they_are_others(tmp_path):
     sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
-    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    artifacts = write_raw(tmp_path, train=sets, **held_out(sets))
     drawn = {
         "row_hash": [hashed("a b"), hashed("b"), hashed("c")],
         "given_label": ["a", "b", ""],
@@ -225,3 +232,17 @@ def test_labels_of_each_objective(name, labels):
     if not labels:
         with pytest.raises(RecipeError, match="rows of this objective have no label"):
             find_columns(method, ["text"])
+
+
+def test_rows_that_corrections_make_equal_are_not_in_two_splits(artifacts, caplog):
+    """The same text stands in train and test with two labels; people say which is right."""
+    texts = {"text": ["card", "pay my bill", "a card"], "label": ["bill", "bill", "card"], "day": [8, 9, 10]}
+    tiny.write_splits(artifacts.raw, {"train": texts})
+    with caplog.at_level("WARNING"):
+        correct(artifacts, {"text": ["card"], "label": ["card"]}, max_quarantined=0)
+    assert good_rows(artifacts, column="text") == ["pay my bill", "a card"]
+    assert good_rows(artifacts, "test", "text") == ["card"]
+    assert (
+        "1 train rows are set aside: a split that is held out from them has rows that are equal in text, label"
+        in caplog.text
+    )

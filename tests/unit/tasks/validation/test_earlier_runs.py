@@ -249,18 +249,19 @@ class TestEarlierRuns:
             columns["others"] = [[{"label": "verb", "start": 0, "end": 1 + n}] for n in range(len(rows))]
             held_out = {"text": ["see me"], "spans": [[{"label": "verb", "start": 0, "end": 3}]]}
             held_out["others"] = held_out["spans"]
-            self.artifacts = write_raw(self.root, train=columns, validation=held_out, test=held_out)
+            other = held_out | {"text": ["see you"]}
+            self.artifacts = write_raw(self.root, train=columns, validation=held_out, test=other)
 
         write(*["verb"] * 34)
         first = self.run(LONG, objective=TAGS)["objective"]
-        assert len(first) == 2 * 5, "the held-out shards are equal"
+        assert len(first) == 2 * 6
         write(*["verb"] * 36)
         assert self.run(LONG, objective=TAGS)["objective"] == ["train 3", "train 3"]
         write(*["verb"] * 36, "noun")
         again = self.run(LONG, objective=TAGS)["objective"]
-        assert len(again) == 1 + 5, "a label is new"
+        assert len(again) == 1 + 6, "a label is new"
         others = ObjectiveChoice(name="token_classification", spans_column="others")
-        assert len(self.run(LONG, objective=others)["objective"]) == 2 * 5
+        assert len(self.run(LONG, objective=others)["objective"]) == 2 * 6
 
 
 @pytest.mark.parametrize("name", objectives.objective_names())

@@ -133,7 +133,8 @@ def test_each_column_has_to_be_near(tmp_path):
     answers = [{"text": ["new"], "answer_start": [16]}] * 3
     rows = {"context": passage, "question": questions, "answers": answers}
     held_out = {name: values[:1] for name, values in rows.items()} | {"question": ["how long may it take?"]}
-    artifacts = write_raw(tmp_path, train=rows, validation=held_out, test=held_out)
+    test = held_out | {"question": ["and why?"]}
+    artifacts = write_raw(tmp_path, train=rows, validation=held_out, test=test)
     run_validation(artifacts, objective=ObjectiveChoice(name="question_answering"), near=near())
     assert good_rows(artifacts) == [0, 1]
 

@@ -32,7 +32,8 @@ GOOD = talk("user", "assistant", "user", "assistant")
 
 
 def raw(root: Path, *talks: Any) -> Artifacts:
-    return write_raw(root, train={"talk": list(talks)}, validation={"talk": [GOOD]}, test={"talk": [GOOD]})
+    held_out = {split: {"talk": [talk("user", "assistant", think=split)]} for split in ("validation", "test")}
+    return write_raw(root, train={"talk": list(talks)}, **held_out)
 
 
 @pytest.mark.parametrize("kind", ["trained", "pretrained"])

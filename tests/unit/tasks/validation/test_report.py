@@ -53,7 +53,7 @@ def test_page_of_a_passed_validation(tmp_path):
 
 
 def test_page_shows_fifty_rows_fatal_ones_first(tmp_path):
-    artifacts = write_raw(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["good", "fatal"]})
+    artifacts = write_raw(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["held out", "fatal"]})
     fatal = Expectation(
         type="expect_column_values_to_not_be_in_set", column="text", value_set=["fatal"], on_failure="fail"
     )

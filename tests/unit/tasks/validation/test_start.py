@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
-from params.schema import Replay
+from params.schema import ObjectiveChoice, Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
+from tasks.hub_client.connection import open_repository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import collect_provenance
+from tasks.releases.rollback import commit_rollback
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report, save_report
@@ -164,3 +166,75 @@ def test_list_of_many_rows_is_small(tmp_path: Path) -> None:
     found = read_hashes(tmp_path, CONTENT, needs_all=True)
     assert np.isin(hashes, found).all()
     assert np.isin(others, found).sum() <= 3
+
+
+def test_a_training_starts_from_the_same_release_until_something_decides_anew(
+    released: tuple[Artifacts, Recipe], caplog: pytest.LogCaptureFixture
+) -> None:
+    """validate runs again for another suite, check or drift setting, and on another worker, which has what git has."""
+    artifacts, recipe = released
+    texts = tiny.sentences(40, 3)
+    tiny.write_rows(artifacts, train={"text": texts, "label": [text.split()[1] for text in texts]})
+    first = pinned(artifacts, recipe)
+    assert first is not None
+    with open_repository(artifacts, repo_id=recipe.publish.repo_id, endpoint=recipe.publish.endpoint) as repository:
+        weights = bytearray((artifacts.model / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        change = CommitOperationAdd("model.safetensors", bytes(weights))
+        parent = repository.refs().branches["main"]
+        second = repository.commit([change], parent=parent, title="Another model", trailers={})
+    shutil.rmtree(artifacts.validated / "start")
+    shutil.rmtree(artifacts.scratch, ignore_errors=True)
+    assert pinned(artifacts, recipe) == first
+    assert pinned(artifacts, recipe, start="base") is None
+    assert artifacts.start_choice.read_text() == "null\n", "another start has been asked for"
+    found = pinned(artifacts, recipe)
+    assert found is not None
+    assert found.commit == second
+    tiny.write_rows(artifacts, test={"text": texts[:9], "label": [text.split()[1] for text in texts[:9]]})
+    with open_repository(artifacts, repo_id=recipe.publish.repo_id, endpoint=recipe.publish.endpoint) as repository:
+        tag = json.loads(artifacts.receipt.read_text())["tag"]
+        back = commit_rollback(repository, tag, by="tests", why="leaked rows")
+    artifacts.start_choice.write_text(choice_of_now(artifacts, recipe, found))
+    caplog.clear()
+    again = pinned(artifacts, recipe)
+    assert again is not None
+    assert (again.commit, again.weights) == (back.commit, first.weights)
+    assert "was rolled back by tests: leaked rows" in caplog.text
+    artifacts.start_choice.write_text(choice_of_now(artifacts, recipe, again.model_copy(update={"commit": "0" * 40})))
+    assert pinned(artifacts, recipe) == again, "the Hub has lost the commit"
+    artifacts.start_choice.write_text("{")
+    assert pinned(artifacts, recipe) == again
+
+
+def pinned(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> ReleaseReference | None:
+    pin(artifacts, recipe, **changes)
+    return read_pinned_start(artifacts, changes.get("start", "champion"))
+
+
+def choice_of_now(artifacts: Artifacts, recipe: Recipe, release: ReleaseReference) -> str:
+    """The file of a run that has chosen a release for what decides now."""
+    pin(artifacts, recipe)
+    found = json.loads(artifacts.start_choice.read_text())
+    return json.dumps(found | {"release": release.model_dump(mode="json")})
+
+
+@pytest.mark.parametrize("decides", ["objective", "repo_id", "train", "validation", "test"])
+def test_what_decides_a_start_anew(released: tuple[Artifacts, Recipe], decides: str) -> None:
+    artifacts, recipe = released
+    split = {"text": tiny.sentences(12, 5), "label": ["cat", "bird"] * 6}
+    tiny.write_rows(artifacts, train=split, validation=split, test=split)
+    pin(artifacts, recipe)
+    before = json.loads(artifacts.start_choice.read_text())["decided_by"]
+    pin(artifacts, recipe, replay=Replay())
+    assert json.loads(artifacts.start_choice.read_text())["decided_by"] == before
+    changes: dict[str, Any] = {}
+    if decides == "objective":
+        choice = ObjectiveChoice(name="sequence_classification", text_pair_column="label")
+        changes["objective"] = objectives.build_objective(choice)
+    elif decides == "repo_id":
+        changes["repo_id"] = "tests/other"
+    else:
+        tiny.write_rows(artifacts, **{decides: {"text": split["text"][1:], "label": split["label"][1:]}})
+    pin(artifacts, recipe, **changes)
+    assert json.loads(artifacts.start_choice.read_text())["decided_by"] != before

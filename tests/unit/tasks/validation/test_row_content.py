@@ -1,0 +1,271 @@
+"""A row is what the objective reads and learns: in equal rows across splits, ages, drift and near duplicates, of every objective."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from params.foundation.artifacts import PROFILE
+from params.schema import ObjectiveChoice
+from params.sections.rows import Drift
+from tasks.drift.known import find_known_rows, shorten_hashes
+from tasks.drift.measure import write_profile_and_measure_drift
+from tasks.drift.profile import DataProfile
+from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.evaluation.row_ages import RowAges
+from tasks.shards.split_rows import SplitRows
+from tasks.validation.check_results import check_rows_across_splits
+from tasks.validation.near_duplicates import RowTexts, hash_shingles
+from tasks.validation.raw_rows import NOTHING, open_raw_rows
+from tests.support.validation import sampled, scanned, workers, write_raw
+from trainer import objectives
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row, and changes of its values that leave it the row that it is, or make another one of it."""
+
+    row: dict[str, Any]
+    equal: list[dict[str, Any]]
+    other: list[dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+TEXT = [{"text": "  The lease ends in May.\n"}]
+OTHER_TEXT = [{"text": "the lease ends in May."}, {"text": "The lease  ends in May."}]
+REWARDS = {"rewards": ["trainer.rewards:numeric_answer"]}
+MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+SHAREGPT = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4 "}]
+PARTS = [
+    {"role": "user", "content": [{"text": "2 + "}, {"text": "2?"}]},
+    {"role": "assistant", "content": [{"text": "4"}]},
+]
+SPANS = [{"label": "to", "start": 0, "end": 4}, {"label": "day", "start": 8, "end": 14}]
+CASES = {
+    "causal_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
+    "masked_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
+    "sequence_classification": Case(
+        {"text": "The lease ends in May.", "label": "yes"},
+        [*TEXT, {"label": " yes"}, {"text": "The lease ends in May. ", "label": "yes\n"}],
+        [*OTHER_TEXT, {"label": "Yes"}, {"label": "no"}],
+    ),
+    "sequence_classification of numbers": Case({"text": "a", "label": 1}, [{"text": "a "}], [{"label": 2}]),
+    "multi_label_classification": Case(
+        {"text": "The lease ends in May.", "labels": ["a", "b"]},
+        [*TEXT, {"labels": ["b", "a"]}, {"labels": ["a ", "b", "a"]}],
+        [*OTHER_TEXT, {"labels": ["a"]}, {"labels": []}, {"labels": ["A", "b"]}],
+    ),
+    "multi_label_classification of records": Case(
+        {"text": "a", "labels": {"a": 1.0, "b": 0.0}},
+        [{"labels": {"a": 0.6}}, {"text": "a ", "labels": {"b": None, "a": 1.0}}],
+        [{"labels": {"a": 0.4, "b": 0.0}}, {"labels": {"a": 1.0, "b": 1.0}}],
+    ),
+    "multi_label_classification of columns": Case(
+        {"text": "a", "red": "yes", "blue": "0"},
+        [{"red": "1", "blue": "no"}, {"blue": None}],
+        [{"red": "no"}, {"red": "no", "blue": "1"}],
+        {"labels_column": "{red} {blue}"},
+    ),
+    "token_classification": Case(
+        {"text": "Rome on Friday", "spans": SPANS},
+        [
+            {"spans": SPANS[::-1]},
+            {"text": " Rome on Friday\n", "spans": [{**one, "start": one["start"] + 1, "end": one["end"] + 1} for one in SPANS]},
+            {"spans": [{**SPANS[0], "label": "to ", "end": 5}, SPANS[1]]},
+        ],
+        [{"spans": SPANS[:1]}, {"spans": [{**SPANS[0], "label": "day"}, SPANS[1]]}, {"spans": [{**SPANS[0], "end": 3}, SPANS[1]]}],
+    ),
+    "question_answering": Case(
+        {"question": "who?", "context": "Ada or Bob", "answers": {"text": ["Ada", "Bob", "or"], "answer_start": [0, 7, 4]}},
+        [
+            {"question": " who?\n"},
+            {"context": "\nAda or Bob ", "answers": {"text": ["Ada", "or", "Bob"], "answer_start": [1, 5, 8]}},
+        ],
+        [
+            {"question": "Who?"},
+            {"answers": {"text": ["Bob", "Ada", "or"], "answer_start": [7, 0, 4]}},
+            {"answers": {"text": ["Ada"], "answer_start": [0]}},
+        ],
+        {"no_answer": False},
+    ),
+    "multiple_choice": Case(
+        {"context": "It rains.", "choices": ["dry", "wet"], "label": "1"},
+        [{"label": "B"}, {"label": "wet "}, {"context": "It rains.\n", "choices": ["dry ", "wet"]}],
+        [{"label": "0"}, {"choices": ["wet", "dry"]}, {"choices": ["wet", "dry"], "label": "A"}],
+    ),
+    "regression": Case({"text": "good", "label": 1.5}, [{"text": "good\n"}], [{"label": 1.25}, {"text": "Good"}]),
+    "regression of texts": Case({"text": "good", "label": "1.5"}, [{"label": " 1.50"}], [{"label": "1.25"}]),
+    "ranking": Case(
+        {"query": "rain", "document": "it rains", "relevance": 1},
+        [{"query": "rain ", "document": "\tit rains"}],
+        [{"relevance": 2}, {"query": "it rains", "document": "rain"}],
+    ),
+    "embedding": Case(
+        {"anchor": "sky", "positive": "blue"}, [{"anchor": "sky "}, {"positive": "\nblue"}], [{"positive": "Blue"}]
+    ),
+    "embedding of lists": Case(
+        {"anchor": "sky", "positive": "blue", "negatives": ["red", "green"]},
+        [{"negatives": ["red ", "green", "never read"]}],
+        [{"negatives": ["red"]}, {"negatives": ["green", "red"]}],
+        {"negative_columns": "negatives", "listed_negatives": 2},
+    ),
+    "embedding of classes": Case(
+        {"anchor": "sky", "label": "blue"}, [{"label": "blue "}], [{"label": "Blue"}], {"label_column": "label"}
+    ),
+    "seq2seq": Case({"input": "one", "target": "eins"}, [{"target": "eins\n"}, {"input": " one"}], [{"target": "Eins"}]),
+    "sft": Case(
+        {"prompt": "Add 3 and 4.", "completion": "It is 7."},
+        [{"prompt": "Add 3 and 4.\n"}, {"completion": " It is 7."}],
+        [{"completion": "It is  7."}, {"prompt": "Add 3 and 4. It", "completion": "is 7."}],
+    ),
+    "sft of several columns": Case(
+        {"ask": "Add 3\n\nand 4.", "more": None, "completion": "It is 7."},
+        [{"more": ""}, {"more": " \n"}, {"ask": "Add 3", "more": "and 4."}],
+        [{"more": "and 5."}],
+        {"prompt_column": "{ask}\n\n{more}"},
+    ),
+    "sft of messages": Case(
+        {"messages": MESSAGES},
+        [{"messages": SHAREGPT}, {"messages": [MESSAGES[0], {"role": "assistant", "content": "4\n"}]}],
+        [{"messages": MESSAGES * 2}, {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 0}, *MESSAGES]}],
+        {"messages_column": "messages"},
+    ),
+    "sft of parts of messages": Case(
+        {"messages": PARTS},
+        [{"messages": [{"role": "user", "content": [{"text": "2 + 2?"}]}, PARTS[1]]}],
+        [{"messages": [*PARTS[:1], {"role": "assistant", "content": [{"text": "5"}]}]}],
+        {"messages_column": "messages"},
+    ),
+    "dpo": Case(
+        {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
+        [{"chosen": " 4"}, {"prompt": "2 + 2 =\n"}],
+        [{"chosen": "5", "rejected": "4"}, {"prompt": "2+2 ="}],
+    ),
+    "dpo of messages": Case(
+        {"prompt": MESSAGES[:1], "chosen": MESSAGES[1:], "rejected": [{"role": "assistant", "content": "5"}]},
+        [{"chosen": MESSAGES, "rejected": [MESSAGES[0], {"role": "assistant", "content": "5 "}]}],
+        [{"chosen": [{"role": "assistant", "content": "four"}]}],
+        {"chat": True},
+    ),
+    "reward": Case({"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"}, [{"rejected": "5\n"}], [{"rejected": "6"}]),
+    "reward with margins": Case(
+        {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5", "margin": 1.0},
+        [{"rejected": "5 "}],
+        [{"margin": 2.0}],
+        {"margin_column": "margin"},
+    ),
+    "kto": Case(
+        {"prompt": "2 + 2 =", "completion": "4", "liked": "true"},
+        [{"liked": "Yes"}, {"completion": "4 ", "liked": "1"}],
+        [{"liked": "no"}, {"completion": "5"}],
+    ),
+    "grpo": Case({"prompt": "3 + 4?", "answer": "7"}, [{"answer": " 7"}, {"prompt": "3 + 4?\n"}], [{"answer": "8"}], REWARDS),
+    "iterative_sft": Case({"prompt": "3 + 4?", "answer": "7"}, [{"answer": "7 "}], [{"prompt": "3+4?"}], REWARDS),
+}  # fmt: skip
+
+
+def test_every_objective_is_there() -> None:
+    assert {name.split()[0] for name in CASES} == {*objectives.objective_names()}
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The rows as columns, each with an id that no other has, and a note that says nothing to the objective."""
+    found = {name: [row[name] for row in rows] for name in rows[0]}
+    return found | {"id": [*range(len(rows))], "note": ["x" * i for i in range(len(rows))]}
+
+
+def write(root: Path, case: Case) -> tuple[Any, list[dict[str, Any]]]:
+    """The row and its changes in train, the row itself in test, and the last change in validation."""
+    made = [case.row, *({**case.row, **change} for change in (*case.equal, *case.other))]
+    held_out = {"test": columns([case.row]), "validation": columns([{**case.row, **case.other[-1]}])}
+    return write_raw(root, train=columns(made), **held_out), made
+
+
+def choice_of(name: str) -> ObjectiveChoice:
+    return ObjectiveChoice(name=name.split(maxsplit=1)[0], **CASES[name].options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: str) -> None:
+    case, objective = CASES[name], objectives.build_objective(choice_of(name))
+    artifacts, made = write(tmp_path, case)
+    train, test = (SplitRows(artifacts.raw / split).reading(objective.columns()) for split in ("train", "test"))
+    others = [*range(1 + len(case.equal), len(made))]
+    with workers(tmp_path) as own:
+        rows = open_raw_rows(artifacts.raw, objective.columns(), {}, own, tmp_path / "keys")
+        failing = check_rows_across_splits(objective, rows, NOTHING).failing - rows.span("train").start
+    assert failing.tolist() == [*range(1 + len(case.equal)), len(made) - 1], "equal rows across splits"
+
+    compared = ComparedColumns.of(train, objective, ())
+    _, hashes = hash_rows(train, compared)
+    _, held_out = hash_rows(test, compared)
+    assert np.flatnonzero(hashes == held_out[0]).tolist() == [*range(1 + len(case.equal))]
+    _, is_known = find_known_rows(train, compared, shorten_hashes(held_out))
+    assert np.flatnonzero(is_known).tolist() == [*range(1 + len(case.equal))], "ages, starts"
+    assert len(scanned(train, compared).smallest.hashes) == 1 + len({*hashes[others].tolist()}), "drift"
+
+    texts = RowTexts(objective, [one for one in compared.texts if one != compared.listed])
+    shingles = [hash_shingles([texts.parts(row)])[0] for row in train.rows(texts.read)]
+    assert all(np.array_equal(shingles[0], own) for own in shingles[1 : 1 + len(case.equal)]), "near duplicates"
+
+
+@pytest.mark.parametrize(
+    "name", ["sequence_classification of numbers", "multi_label_classification", "sft of messages"]
+)
+def test_rows_of_a_release_of_an_earlier_version_are_known(tmp_path: Path, name: str) -> None:
+    """It has hashes of the values as they were written, which are literals here."""
+    case, objective = CASES[name], objectives.build_objective(choice_of(name))
+    artifacts, _ = write(tmp_path, case)
+    train = SplitRows(artifacts.raw / "train").reading(objective.columns())
+    compared = ComparedColumns.of(train, objective, ())
+    _, written = hash_rows(train, compared.in_form(WRITTEN_FORM))
+    known = {
+        "sequence_classification of numbers": 11439220326236441441,
+        "multi_label_classification": 4547838771416209209,
+        "sft of messages": 10449610721442994545,
+    }[name]
+    assert int(written[0]) == known
+    row_ids, is_known = find_known_rows(train, compared, shorten_hashes(np.array([known], np.uint64)))
+    assert row_ids[is_known].tolist()[:1] == [0]
+    assert not is_known[1 + len(case.equal) :].any()
+
+
+def test_the_profile_of_an_earlier_version_knows_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header does not say a form: labels that are numbers are numbers in it."""
+    name = "sequence_classification of numbers"
+    objective = objectives.build_objective(choice_of(name))
+    artifacts, made = write(tmp_path, CASES[name])
+    shutil.copytree(artifacts.raw, artifacts.rows)
+    train, test = (SplitRows(artifacts.rows / split).reading(objective.columns()) for split in ("train", "test"))
+    compared = ComparedColumns.of(train, objective, ())
+    written = compared.in_form(WRITTEN_FORM)
+    scan = scanned(train, written)
+    profile = DataProfile.of(scan, written, sampled(train, written, scan.smallest.row_ids))
+    release = tmp_path / "release"
+    release.mkdir()
+    profile.save(release / PROFILE)
+    table = pq.read_table(release / PROFILE)
+    metadata = dict(table.schema.metadata)
+    header = json.loads(metadata[b"evergreen.profile"])
+    assert header.pop("form") == WRITTEN_FORM
+    pq.write_table(
+        table.replace_schema_metadata(metadata | {b"evergreen.profile": json.dumps(header)}), release / PROFILE
+    )
+    old = DataProfile.load((release / PROFILE).read_bytes())
+    assert RowAges.tell(release, test, objective).learned.tolist() == [row["row_id"] for row in test.rows()]
+    monkeypatch.setattr("tasks.drift.measure.fetch_published_profile", lambda *_, **__: (old, "v1", ""))
+    hub: Any = {"objective": objective, "seed": 1, "repo_id": "tests/tiny", "endpoint": "local"}
+    with workers(tmp_path) as own:
+        report = write_profile_and_measure_drift(
+            artifacts, artifacts.validated, own, drift=Drift(on_drift="report"), **hub
+        )
+    assert report is not None
+    assert (report.status, report.looked_at) == ("nothing_new", len(made))
+    assert DataProfile.load(artifacts.data_profile.read_bytes()).form == READ_FORM

@@ -1,0 +1,46 @@
+"""What an objective reads and learns of a row. Rows with the same content are one row, wherever rows are compared.
+
+White space at the ends of a text is no content: a copied row often gains or loses some. Running text is the exception, of which a language
+model learns every character. All else is as the objective has it. Case and white space inside of a text stay, because tokens differ by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.column_template import PromptTemplate
+from trainer.objectives.bases.rows import ColumnKind, Row
+
+
+def read_columns(columns: Mapping[str, ColumnKind], row: Row, as_label: Callable[[str], str]) -> dict[str, Any]:
+    """Return the content of a row whose columns mean what their kind says; `as_label` returns a label as it is learned."""
+    found: dict[str, Any] = {}
+    for name, kind in columns.items():
+        value = row[name]
+        if kind == "label" and value is not None:
+            found[name] = as_label(str(value))
+        elif kind == "number" and value is not None:
+            found[name] = float(value) + 0.0  # -0.0 becomes 0.0
+        else:
+            found[name] = without_outer_space(value)
+    return found
+
+
+def without_outer_space(value: Any) -> Any:
+    """Return a value whose texts have no white space at their ends; a text of nothing else, and a key without a value, is left out."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, Mapping):
+        items = ((key, without_outer_space(own)) for key, own in value.items())
+        return {key: own for key, own in items if own is not None}
+    if isinstance(value, list | tuple):
+        return [without_outer_space(own) for own in value]
+    return value
+
+
+def read_template(template: PromptTemplate, row: Row) -> dict[str, Any]:
+    """Return the text that a template makes of a row as the content of its first column: the others are in it."""
+    first, *others = template.columns
+    text = template.fill(row) if others else row[first]
+    return {first: without_outer_space(text), **dict.fromkeys(others)}
