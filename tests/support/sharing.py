@@ -60,6 +60,9 @@ class Shared:
         elif trouble == "DVC remote away" and storage.exists():
             storage.rename(away)
             storage.touch()  # else DVC would make an empty one
+        elif trouble == "DVC remote not mounted":
+            storage.rename(away)
+            storage.mkdir()  # the place where the share would be
         elif trouble == "Hub away":
             hub.faults.append(Fault(".", "before", times=10**9))
         try:
@@ -68,7 +71,7 @@ class Shared:
             hook.unlink(missing_ok=True)
             hub.faults.clear()
             if away.exists():
-                storage.unlink()
+                storage.rmdir() if storage.is_dir() else storage.unlink()
                 away.rename(storage)
 
     def commits(self) -> list[str]:
@@ -88,6 +91,7 @@ def sharing(
             author = made.worker("author")
             copy_project(author.root)
             author.run("git", "init", "-q", "-b", "main")
+            (folder / "storage/files/md5").mkdir(parents=True)  # a new remote
             author.run("dvc", "remote", "add", "-q", "-d", "storage", str(folder / "storage"))
             prepare(author)
             author.run("git", "add", "-A")

@@ -735,6 +735,24 @@ class TestRefusal:
         record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 2, "nothing is new"
 
+    @pytest.mark.parametrize("over", ["release", "test_rows"])
+    def test_nothing_is_published_while_the_share_of_the_dvc_remote_is_not_mounted(
+        self, worker: Worker, tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stages = [f"  {stage}: {{foreach: [a], do: {{cmd: x}}}}" for stage in STAGES]
+        worker.write("dvc.yaml", "\n".join(["stages:", *stages]))
+        config = f"[core]\nremote = storage\n['remote \"storage\"']\nurl = {tmp_path / 'share'}\n"
+        worker.write(".dvc/config", config)
+        monkeypatch.setattr(record, "_WAITS_S", ())
+        monkeypatch.setitem(record.record_run_on_branch.__kwdefaults__, "waits_s", ())
+        artifacts = judged(worker, over)
+        evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
+        (tmp_path / "share").mkdir()
+        with pytest.raises(TransientError, match="share is empty: a share may not be mounted there"):
+            record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
+        (tmp_path / "share/files/md5").mkdir(parents=True)
+        record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
+
     def test_a_kept_champion_asks_for_nothing(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1, status="kept")
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
