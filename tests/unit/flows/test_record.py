@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.kept_folder import keep_outside_of_clone, repository_of_address
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
 from flows.run.kept_reports import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, StorageError, TransientError
@@ -879,3 +880,50 @@ def test_parse_takes_a_remote_and_a_branch() -> None:
     for text in ("main", "origin/", "/main", "--upload-pack=x/main", "https://host/x", "origin/-x", "ext::sh/main"):
         with pytest.raises(RecipeError, match="write remote/branch, such as origin/main"):
             RecordTarget.parse(text)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://git.example.org/team/models.git",
+        "https://git.example.org/team/models",
+        "https://anna:secret@git.example.org/team/models.git/",
+        "https://git.example.org:8443/scm/team/models.git",
+        "http://mirror.example.net/team/models.git",
+        "ssh://git@git.example.org/team/models.git",
+        "ssh://git@git.example.org:2222/srv/git/team/models.git",
+        "git@git.example.org:team/models.git",
+        "git.example.org:/srv/git/team/models",
+        "git://git.example.org/./team//models.git",
+        "https://git.example.org/team%2Fmodels.git",
+    ],
+)
+def test_what_was_kept_is_found_by_every_address_of_the_repository(address: str) -> None:
+    assert repository_of_address(address) == "team/models"
+    assert repository_of_address(address.replace("models", "other")) == "team/other"
+
+
+def test_what_was_kept_is_found_by_every_address_of_a_repository_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    written = (
+        f"{tmp_path}/r.git",
+        f"file://{tmp_path}/r.git",
+        f"{tmp_path}/r",
+        f"{tmp_path}/./r.git",
+        f"{tmp_path}/r/.git",
+    )
+    assert {repository_of_address(one) for one in (*written, f"{tmp_path}/link/r.git")} == {f"{tmp_path}/r"}
+    assert repository_of_address(f"{tmp_path}/other/r.git") != f"{tmp_path}/r"
+
+
+def test_what_an_earlier_version_has_kept_is_taken_over(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write(".dvc/config.local", f"[cache]\ndir = {tmp_path / 'cache'}\n")
+    branch = TO.git_branch(Artifacts("a"))
+    project = branch.address(), branch.folder, branch.name
+    earlier = tmp_path / "cache/evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]
+    (earlier / "a").mkdir(parents=True)
+    with keep_outside_of_clone(Artifacts("a"), TO):
+        assert (Path(os.environ[KEPT_FOLDER]) / "a").is_dir()
+        assert not earlier.exists()
