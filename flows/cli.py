@@ -120,18 +120,27 @@ def releases(
     recipe: AnyRecipe = None,
     *,
     last: Annotated[int, Option(min=1, help="How many releases, and lines of the log.")] = 30,
+    record: Annotated[
+        bool, Option("--record", help="First record a pull request that was merged or closed, as the next run does.")
+    ] = False,
 ) -> None:
     """List releases and rollbacks, and what is published now.
 
-    A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
+    Changes nothing, unless `--record` is given: then a merged release gets its tag, and dvc.lock, receipt and log say so.
     """
-    from flows.run.stages import record_pull_request_decision
+    from flows.run.stages import has_unrecorded_decision, record_pull_request_decision
     from tasks.releases.recipe_releases import list_recipe_paths, print_releases
 
     chosen = [Artifacts(recipe).recipe_path] if recipe else list_recipe_paths()
-    for path in chosen:
-        record_pull_request_decision(Artifacts(path.stem))
+    if record:
+        for path in chosen:
+            record_pull_request_decision(Artifacts(path.stem))
     print_releases(chosen, last=last, must_exist=recipe is not None)
+    for path in chosen:
+        if has_unrecorded_decision(Artifacts(path.stem)):
+            print(
+                f"{path.stem}: its pull request was merged or closed; the next run records that, or `evergreen releases --record`"
+            )
 
 
 @app.command()

@@ -14,7 +14,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
-from prefect.runtime import task_run
+from prefect.runtime import deployment, task_run
 
 from flows.child_process import Logger, fork_modules
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
@@ -33,7 +33,7 @@ from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from flows.run.stops import state_after_signal
 from flows.server import clock
-from params import EvergreenError, GateRefusedError, InputsChangedError, StaleBlessingError, load
+from params import EvergreenError, GateRefusedError, InputsChangedError, RecipeError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
@@ -68,6 +68,23 @@ def wait_until_stage_may_start(
         pauses.wait_while_paused(log)  # a remote may have kept it waiting for long
 
 
+def name_of_recipe_to_run(recipe: str) -> str:
+    """Return the name of a recipe; where a deployment asks for one that was removed, the error says that the deployment is left.
+
+    Raises:
+        RecipeError: there is no such recipe.
+    """
+    try:
+        return recipe_name(recipe)
+    except RecipeError as error:
+        if not deployment.name or Artifacts(history.recipe_of_parameters({"recipe": recipe})).recipe_path.exists():
+            raise
+        name = f"{deployment.flow_name}/{deployment.name}"
+        fix = f"delete it, if the recipe was removed: `prefect deployment delete {name}`, and its item in prefect.yaml; or bring the recipe back"
+        what = f"there is no such recipe any more, and the deployment {name} still runs it"
+        raise error.replace(what=what, fix=fix) from error
+
+
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
 def retrain(
     recipe: str = "default", *, publish: bool = True, force: bool = False, record: RecordTarget | None = None
@@ -81,7 +98,7 @@ def retrain(
         record: the branch of a git remote that gets a commit with the record of the run, however it ends.
     """
     logs.shorten_logs_of_runs()
-    artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
+    artifacts, log = Artifacts(name_of_recipe_to_run(recipe)), get_run_logger()
     clock.warn_of_clock_difference(log)
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}

@@ -203,6 +203,7 @@ def fetch_checkpoint(recipe: RecipePath) -> None:
 
 
 app.command()(releases.rollback)
+app.command()(releases.forget)
 app.command()(releases.reproduce)
 
 
@@ -282,6 +283,7 @@ def serve_hub(
     host: Annotated[str, Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 7860,
     tokens: Annotated[Path | None, Option(help="File of access tokens and users. Required for any other host.")] = None,
+    new: Annotated[bool, Option("--new", help="Make a new Hub in the folder; without it, one must be there.")] = False,
     answer: Annotated[
         bool, Option("--try", help="Let signed-in users try the models on their pages; this machine computes.")
     ] = False,
@@ -294,7 +296,7 @@ def serve_hub(
     from tasks.inference.hub_trials import HubModelAnswerer
 
     with HubModelAnswerer(folder) if answer else contextlib.nullcontext() as trials:
-        serve_hub_until_signal(folder, host=host, port=port, tokens=tokens, answer=trials)
+        serve_hub_until_signal(folder, host=host, port=port, tokens=tokens, new=new, answer=trials)
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:

@@ -7,16 +7,22 @@ recorded nowhere else is not lost: a worker with the same inputs restores its ou
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
+import shutil
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params import DataError, EvergreenError, RemoteRefusedError, StorageError, TransientError
 from params.foundation.artifacts import as_storage_error
 
 _LATER = "run it again when the remote answers: nothing is lost"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+_CLOCKS_DIFFER_S = 5.0
 
 
 def read_default_remote_name() -> str | None:
@@ -29,6 +35,29 @@ def read_cache_folder() -> Path | None:
     """Return the folder that `cache.dir` gives to DVC's cache, without links; None if that is the project's own."""
     folder = _read_configuration()["cache"].get("dir")
     return Path(folder).resolve() if folder else None
+
+
+def require_default_remote_folder() -> None:
+    """Check that the default remote is there, if it is a folder: a share that is not mounted is none.
+
+    Raises:
+        TransientError: it is not.
+    """
+    configuration = _read_configuration()
+    name = configuration["core"].get("remote")
+    url = configuration["remote"].get(name, {}).get("url", "") if name else ""
+    if url and ("://" not in url or url.startswith("file://")):
+        _require_folder_in_use(Path(url.removeprefix("file://")), f"the DVC remote `{name}`")
+
+
+def _require_folder_in_use(folder: Path, remote: str) -> None:
+    """Check that a remote's folder is there and has something in it: an empty one may be the place of a share that is not mounted."""
+    if folder.is_dir() and any(folder.iterdir()):
+        return
+    what = f"{folder} is {'empty' if folder.is_dir() else 'no folder'}: a share may not be mounted there"
+    raise TransientError(
+        remote, what, f"mount it; for a new remote, make its first folder: mkdir -p {folder}/files/md5"
+    )
 
 
 def _read_configuration() -> Any:
@@ -116,7 +145,9 @@ class DvcRemote:
             # A folder that is not in the cache came from the remote, and so did its files.
             tree = find_tree_by_obj_id([cache], info) if info.isdir else None
             made |= {entry: out for _, _, entry in tree or ()}
-        with self._asked():
+        with self._asked(), self._errors_of_full_folder():
+            if folder := self._folder():
+                _require_folder_in_use(folder, str(self))
             sent, lacking = self._transfer(cache, self.repo.cloud.get_remote_odb(), made)
         if lacking:
             paths = sorted({str(made[info]) for info in lacking})
@@ -163,7 +194,7 @@ class DvcRemote:
             return
         key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
         entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)
-        with self._asked():
+        with self._asked(), self._errors_of_full_folder():
             fs, there = self._runs(key)
             if there and entry.exists() and not fs.exists(fs.join(there, value)):
                 fs.makedirs(there, exist_ok=True)
@@ -183,10 +214,34 @@ class DvcRemote:
             return missing
         with self._asked():
             odb = self.repo.cloud.get_remote_odb()
-            folder = self.repo.cloud.get_remote().path
-            if odb.fs.protocol == "local" and not Path(folder).is_dir():
-                raise FileNotFoundError(f"there is no folder {folder}")  # a share that is not mounted, for example
+            if folder := self._folder():
+                _require_folder_in_use(folder, str(self))
             return self._transfer(odb, cache, missing)[1]
+
+    def _folder(self) -> Path | None:
+        """Return the folder of a remote that is one on this machine."""
+        is_local = self.repo.cloud.get_remote_odb().fs.protocol == "local"
+        return Path(self.repo.cloud.get_remote().path) if is_local else None
+
+    @contextlib.contextmanager
+    def _errors_of_full_folder(self) -> Iterator[None]:
+        """Say that it is the remote's disk that takes no more, not the worker's, and remove what was begun there."""
+        folder, began = self._folder(), time.time()
+        try:
+            yield
+        except OSError as error:
+            named = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if name]
+            # Where DVC copies block by block, an error names no file.
+            is_remotes = folder is not None and (not named or any(path.is_relative_to(folder) for path in named))
+            if folder is None or not is_remotes or error.errno not in _FULL:
+                raise
+            for path in folder.rglob("*.tmp"):
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime >= began - _CLOCKS_DIFFER_S:
+                        path.unlink()
+            free = shutil.disk_usage(folder).free / 2**20
+            what = f"{folder} takes no more: {os.strerror(error.errno)} ({free:.0f} MiB free on its disk)"
+            raise StorageError(str(self), what, "free space there; the next run sends what is missing") from error
 
     def _transfer(self, source: Any, target: Any, infos: Collection[Any]) -> tuple[set[Any], set[Any]]:
         """Copy objects from one store to another; return those that were copied, and those that neither has."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import posixpath
 import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 from flows.dvc_project.remote import read_cache_folder
+from flows.record.git_branch import RemoteGitBranch
 from flows.record.recording import RecordTarget
 from params import StorageError
 from params.foundation.artifacts import KEPT_FOLDER, Artifacts
@@ -31,10 +34,12 @@ def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iter
         yield
         return
     branch = to.git_branch(artifacts)
-    # The address without a password, which changes; several projects and branches may have their caches in one place.
-    project = re.sub(r"(?<=://)[^/@]*@", "", branch.address()), branch.folder, branch.name
-    folder = cache / "evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]
+    # Several projects and branches may have their caches in one place.
+    folder = _folder_in(cache, repository_of_address(branch.address()), branch)
+    earlier = _folder_in(cache, re.sub(r"(?<=://)[^/@]*@", "", branch.address()), branch)
     try:
+        if earlier.is_dir() and not folder.exists():  # of a version that took the address as it is written
+            earlier.rename(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
@@ -46,3 +51,22 @@ def keep_outside_of_clone(artifacts: Artifacts, to: RecordTarget | None) -> Iter
         yield
     finally:
         del os.environ[KEPT_FOLDER]
+
+
+def repository_of_address(address: str) -> str:
+    """Return what all addresses of a repository have in common: its owner and name, or the whole path of one on this machine.
+
+    The host is left out: a repository is the same by ssh and https, on a mirror, and after its server has got another name.
+    """
+    path, is_here = address, "://" not in address
+    if found := re.fullmatch(r"(\w[\w+.-]*)://([^/]*)(/.*)?", address):
+        path, is_here = found[3] or "", found[1] == "file"
+    elif found := re.fullmatch(r"(?:[^/:@]+@)?[^/:]+:(.*)", address):  # as ssh writes it: user@host:path
+        path, is_here = found[1], False
+    path = posixpath.normpath(unquote(path)).removesuffix("/.git").removesuffix(".git")
+    return os.path.realpath(path) if is_here else "/".join(path.strip("/").split("/")[-2:])
+
+
+def _folder_in(cache: Path, repository: str, branch: RemoteGitBranch) -> Path:
+    project = repository, branch.folder, branch.name
+    return cache / "evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]

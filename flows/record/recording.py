@@ -23,7 +23,7 @@ import pydantic
 from flows import child_process
 from flows.child_process import Logger
 from flows.dvc_project import lock_file, update
-from flows.dvc_project.remote import read_default_remote_name
+from flows.dvc_project.remote import read_default_remote_name, require_default_remote_folder
 from flows.record.git_branch import BranchMovedError, RemoteGitBranch
 from params import EvergreenError, RecipeError, StorageError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
@@ -110,7 +110,7 @@ def ensure_recordable_before_publish(
     """Make sure that a run whose model is to be published can be recorded: what no record has, later runs do not know.
 
     With `evaluation.gate.over: test_rows`, the verdict is recorded first: it spends error, and a server applies its rules for a branch
-    only to a real push. Otherwise a trial push asks for access.
+    only to a real push. Otherwise a trial push asks for access. A DVC remote that is a folder must be mounted.
     """
     blessing = read_report(artifacts, Blessing)
     if blessing.verdict != "publish":
@@ -121,6 +121,7 @@ def ensure_recordable_before_publish(
     branch = to.git_branch(artifacts)
 
     def ask() -> None:
+        require_default_remote_folder()
         with contextlib.suppress(BranchMovedError):  # another worker pushed: the remote answers
             branch.push(branch.fetch(), dry_run=True)
 

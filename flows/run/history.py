@@ -99,11 +99,7 @@ def read_prefect_yaml_schedules(
     root: Path, now: datetime, deployed: Collection[str] | None = None
 ) -> dict[str, list[Schedule]]:
     """Return the active schedules of each recipe, from the deployments in prefect.yaml that are `deployed`; None: all."""
-    try:
-        content = YAML(typ="safe").load((root / "prefect.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        logger.warning("prefect.yaml cannot be read, so nothing is known to be overdue: %s", error)
-        return {}
+    content = _read_prefect_yaml(root, "so nothing is known to be overdue")
     found: dict[str, list[Schedule]] = {}
     for deployment in _mappings(content, "deployments"):
         parameters = deployment.get("parameters")
@@ -113,6 +109,20 @@ def read_prefect_yaml_schedules(
                 if schedule.get("active", True):
                     found.setdefault(recipe, []).append(_schedule(schedule, now))
     return found
+
+
+def read_prefect_yaml_names(root: Path) -> set[str]:
+    """Return the names of the deployments in prefect.yaml; on one server, no other project can have them."""
+    content = _read_prefect_yaml(root, "so which deployments are of this project is guessed from what they do")
+    return {str(one["name"]) for one in _mappings(content, "deployments") if "name" in one}
+
+
+def _read_prefect_yaml(root: Path, otherwise: str) -> Any:
+    try:
+        return YAML(typ="safe").load((root / "prefect.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        logger.warning("prefect.yaml cannot be read, %s: %s", otherwise, error)
+        return None
 
 
 def recipe_of_parameters(parameters: Mapping[str, Any]) -> str:

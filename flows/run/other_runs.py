@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Final
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFi
 from prefect.runtime import deployment
 
 from flows.run import final_state
-from flows.run.history import recipe_of_parameters
+from flows.run.history import read_prefect_yaml_names, recipe_of_parameters
 from flows.server.clock import HEARTBEAT, server_time
 from flows.server.configured import read_pages
 from params import TransientError
@@ -38,24 +39,37 @@ def read_ended_runs(
 ) -> Iterator[FlowRun]:
     """Yield the runs of `recipe`, in any deployment of this project, that ended so, but those that did nothing; the oldest first.
 
+    Those of a deployment that was deleted count, too, unless another project on this server has a recipe of this name.
+
     Raises:
         httpx.HTTPError: the server does not answer.
     """
     own = client.read_deployment(UUID(deployment.id))
     of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[own.flow_id]))
-    deployments = read_pages(partial(client.read_deployments, flow_filter=of_flow))
+    deployments = list(read_pages(partial(client.read_deployments, flow_filter=of_flow)))
     place = own.path, own.entrypoint, own.pull_steps  # that of another project on this server is another one
-    alike = [one.id for one in deployments if (one.path, one.entrypoint, one.pull_steps) == place]
+    names = read_prefect_yaml_names(Path())
+    strange = [
+        one for one in deployments if (one.path, one.entrypoint, one.pull_steps) != place and one.name not in names
+    ]
+    others = {one.id for one in strange}
+    if any(recipe_of_parameters(one.parameters or {}) == recipe for one in strange):
+        # Whose a deployment was that is gone, as after it was renamed, cannot be told from another project's.
+        known = {one.id for one in deployments}
+    else:
+        known = None
     wanted = filters.FlowRunFilter(
-        deployment_id=filters.FlowRunFilterDeploymentId(any_=alike),
         state=filters.FlowRunFilterState(
             type=filters.FlowRunFilterStateType(any_=list(ends)),
             name=filters.FlowRunFilterStateName(not_any_=[final_state.NOTHING_NEW]),  # most, of a frequent schedule
         ),
         end_time=filters.FlowRunFilterEndTime(after_=since),
     )
-    read = partial(client.read_flow_runs, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC)
-    yield from (run for run in read_pages(read) if recipe_of_parameters(run.parameters) == recipe)
+    read = partial(client.read_flow_runs, flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC)
+    for run in read_pages(read):
+        is_known = run.deployment_id is not None and (known is None or run.deployment_id in known)
+        if is_known and run.deployment_id not in others and recipe_of_parameters(run.parameters) == recipe:
+            yield run
 
 
 def refuse_to_overtake(recipe: str) -> None:

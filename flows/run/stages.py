@@ -133,14 +133,21 @@ def record_pull_request_decision(artifacts: Artifacts) -> None:
 
     A decision that cannot be recorded now, because the recipe was edited for example, is logged; the next run records it.
     """
-    if not artifacts.receipt.exists() or read_report(artifacts, Receipt).status != "proposed":
+    if not has_unrecorded_decision(artifacts):
         return
     try:
         with hold_recipe_lock(artifacts, logger):
-            if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, logger):
+            if not any_stale(["publish"], artifacts.recipe):
                 bring_up_to_date("publish", artifacts.recipe, logger, force=True)
     except EvergreenError as error:
         logger.warning("%s: the next run records what became of its pull request: %s", artifacts.recipe, error)
+
+
+def has_unrecorded_decision(artifacts: Artifacts) -> bool:
+    """Whether the pull request of the recipe's last release was merged or closed, which its receipt does not say yet."""
+    if not artifacts.receipt.exists() or read_report(artifacts, Receipt).status != "proposed":
+        return False
+    return _outdated_on_hub("publish", artifacts, logger) is not None
 
 
 def _grace_s(stage: str, artifacts: Artifacts) -> float:

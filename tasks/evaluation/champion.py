@@ -77,11 +77,16 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
     """Find the champion, and download it unless it exists locally, or is the model in question.
 
     `weights` are the digests of that model's releases, in each form that it can be published in.
+
+    Raises:
+        HubRefusedError: the Hub does not know what the recipe's log says was published there.
     """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         from tasks.evaluation.rolled_back_start import why_start_is_distrusted
+        from tasks.hub_client.lost_releases import refuse_lost_releases
         from tasks.hub_client.release_log import find_rollback_reason
 
+        refuse_lost_releases(artifacts, repository, resolve_hub_endpoint(endpoint), weights=weights)
         head = repository.head()
         if head is None:
             return ChampionStatus(None, None, None)

@@ -27,15 +27,18 @@ class ReleaseEvent(Report):
     version: int = 1
     """Of the format. Later versions add fields, and read the lines of all earlier ones."""
     time: str = ""
-    """When it was logged: ISO 8601 in UTC."""
-    event: Literal["verdict", "refused", "published", "proposed", "rejected", "kept", "dry-run", "rollback"]
-    """`verdict`: the evaluate stage judged; `refused`: the publish stage refused; then the statuses of a receipt."""
+    """When it was logged; of a release and a rollback, when its commit was made, by the Hub's clock: ISO 8601 in UTC."""
+    event: Literal[
+        "verdict", "refused", "published", "proposed", "rejected", "kept", "dry-run", "rollback", "forgotten"
+    ]
+    """`verdict`: the evaluate stage judged; `refused`: the publish stage refused; then the statuses of a receipt.
+    `forgotten`: a person said that the Hub has lost what the lines before it name."""
     verdict: Verdict | None = None
     """The gate's; None for a rollback."""
     reasons: tuple[str, ...]
-    """The gate's, or the reason of a rollback."""
+    """The gate's, or why a person rolled back or forgot."""
     by: str | None = None
-    """Who asked for a rollback."""
+    """Who asked for a rollback, or forgot releases."""
     repo_id: str
     endpoint: str
     """Address of the Hub, or `local`."""
@@ -89,10 +92,17 @@ def log_verdict(
     append_release_event(artifacts, entry)
 
 
-def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, evaluated: EvaluationReport) -> None:
-    """Log what became of a model."""
+def log_receipt(
+    artifacts: Artifacts,
+    receipt: Receipt,
+    blessing: Blessing,
+    evaluated: EvaluationReport,
+    time: datetime | None = None,
+) -> None:
+    """Log what became of a model; `time` is that of a release by the Hub's clock."""
     published = receipt.model_dump(exclude={"status"})
-    append_release_event(artifacts, ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
+    entry = ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated))
+    append_release_event(artifacts, entry, time)
 
 
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
@@ -107,7 +117,7 @@ def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: dateti
     Raises:
         StorageError, TransientError: as `append_to_log_once`.
     """
-    timed = entry.model_copy(update={"time": (time or datetime.now(UTC)).isoformat(timespec="seconds")})
+    timed = entry.model_copy(update={"time": (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")})
 
     def is_same(one: ReleaseEvent, other: ReleaseEvent) -> bool:
         return one.model_copy(update={"time": other.time}) == other

@@ -37,12 +37,8 @@ class RecipeHistory:
     schedules: Sequence[Schedule]
     succeeded: datetime | None
     """The last success that is known, also of a run with nothing to do."""
-
-    @property
-    def release(self) -> RunEntry | None:
-        """What made the model that is published now: a release or a rollback."""
-        made = [run for run in reversed(self.runs) if run.outcome in {"published", "rolled back"}]
-        return max(made, key=lambda run: run.ended, default=None)
+    release: RunEntry | None = None
+    """What made the model that is published now: a release or a rollback."""
 
     @property
     def last(self) -> RunEntry | None:
@@ -80,8 +76,22 @@ def read_recipe_histories(
         known += [succeeded[name]] if name in succeeded else []
         if artifacts.succeeded.exists():
             known.append(datetime.fromtimestamp(artifacts.succeeded.stat().st_mtime, UTC))
-        histories.append(RecipeHistory(name, runs, schedules.get(name, ()), max(known, default=None)))
+        release = _find_last_release(artifacts, runs)
+        histories.append(RecipeHistory(name, runs, schedules.get(name, ()), max(known, default=None), release))
     return histories
+
+
+def _find_last_release(artifacts: Artifacts, runs: Sequence[RunEntry]) -> RunEntry | None:
+    """Return the run or rollback that made what is published now.
+
+    The log of releases has the Hub's times, and its order where they are equal; those of runs are of the clocks of many machines.
+    """
+    events = [one for one in read_release_events(artifacts) if one.event in {"published", "rollback"}]
+    timed = [entry for one in events if (entry := _entry(artifacts, one))]
+    last = max(reversed(timed), key=lambda entry: entry.ended, default=None)
+    if last is None:
+        return max((run for run in runs if run.outcome == "published"), key=lambda run: run.ended, default=None)
+    return next((run for run in runs if run.outcome == last.outcome and run.commit == last.commit), last)
 
 
 def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
@@ -107,6 +117,8 @@ def _tells(run: RunEntry, entry: RunEntry) -> bool:
 
     During a run, a person may decide on an earlier proposal; and a run may be lost after its model is published.
     """
+    if entry.outcome == "published" and run.outcome == "published" and entry.commit and run.commit == entry.commit:
+        return True  # whatever the clocks of the worker and of the Hub say
     if not run.started <= entry.started <= run.ended or entry.outcome == "rolled back":
         return False
     is_decision = entry.outcome in {"published", "rejected"}
@@ -118,8 +130,10 @@ def _work(entry: ReleaseEvent) -> tuple[str | None, ...]:
 
 
 def _entry(artifacts: Artifacts, receipt: ReleaseEvent) -> RunEntry | None:
-    """Return an entry of the log of releases as one of the log of runs; None if it says no time."""
+    """Return an entry of the log of releases as one of the log of runs; None if it says no time, or is about no model."""
     event = receipt.event
+    if event == "forgotten":
+        return None
     outcome: Outcome = "evaluated" if event == "verdict" else "rolled back" if event == "rollback" else event
     try:
         time = datetime.fromisoformat(receipt.time).astimezone(UTC)

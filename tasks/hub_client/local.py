@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, is_loopback, new_token
+from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import AnswerFunction
 from trainer.reporting.signs_of_life import no_signs_of_life
 
@@ -43,12 +44,20 @@ class HubUsers(BaseModel, frozen=True, extra="forbid"):
 
 
 def serve_hub_until_signal(
-    folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None
+    folder: Path,
+    *,
+    host: str,
+    port: int,
+    tokens: Path | None,
+    new: bool = False,
+    answer: AnswerFunction | None = None,
 ) -> None:
     """Serve the Hub in `folder` until SIGINT or SIGTERM; with `answer`, its models answer texts on their pages.
 
+    A Hub is made only if it is to be `new`: one that is served by mistake would be taken for one without any release.
+
     Raises:
-        HubRefusedError: The host or the tokens file is unsafe or invalid.
+        HubRefusedError: There is no Hub in the folder, or one that is not new. The host or the tokens file is unsafe or invalid.
         TransientError: The port is in use.
         StorageError: The folder cannot be written.
     """
@@ -61,6 +70,7 @@ def serve_hub_until_signal(
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
     members = HubUsers(tokens={new_token(): LOCAL_USER}) if tokens is None else read_tokens_file(tokens)
+    _check_folder(folder, new=new)
     try:
         hub = LocalHub(
             folder,
@@ -79,11 +89,25 @@ def serve_hub_until_signal(
             running.enter_context(hub)
         except OSError as error:
             raise _start_error(error, folder, f"{host}:{port}") from None
+        for kind in KINDS if new else ():
+            (folder / kind).mkdir(exist_ok=True)
         token = next(iter(members.tokens)) if tokens is None else None
         print(_greeting(hub, folder, address, token), flush=True)
         with no_signs_of_life():
             hub.serve_forever()
     print("The Hub has stopped.", flush=True)
+
+
+def _check_folder(folder: Path, *, new: bool) -> None:
+    where, is_hub = f"--folder {folder}", any((folder / kind).is_dir() for kind in KINDS)
+    if new and is_hub:
+        raise HubRefusedError(where, "there is a Hub in it already", "leave out --new, or name another folder")
+    if not new and not is_hub:
+        what = (
+            f"there is no Hub in {folder.absolute()}: a share may not be mounted, or this is another working directory"
+        )
+        fix = "name the folder of the Hub; `--new` makes one there, and so does the first run of a recipe with `endpoint: local`"
+        raise HubRefusedError(where, what, fix)
 
 
 def read_tokens_file(path: Path) -> HubUsers:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -169,6 +170,13 @@ class HubRepository:
         here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
         weights = tree_weights_digest(self.tree(commit))
         return PublishedModel(commit, here[0][1] if here else None, weights) if weights else None
+
+    def time_of(self, commit: str | None) -> datetime | None:
+        """Return when a commit of main was made, by the Hub's clock; None if main does not have it, or the Hub does not answer now."""
+        with contextlib.suppress(TransientError):
+            history = self.retry_until_clear(self.history)
+            return next((one.created_at for one in history if one.commit_id == commit), None)
+        return None
 
     def holds(self, commit: str) -> bool:
         """Return whether the history of main has `commit`."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from params import DataError, EvergreenError, RecipeError
+from params import DataError, EvergreenError, RecipeError, TransientError
 from params.importing import ImportedNames, import_by_name, import_root, transitively_imported_files
 from params.sections.data import RowsFromFunction
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
+from tasks.ingestion.connections import is_connection_error
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -85,5 +86,8 @@ class FunctionSource:
         except EvergreenError:
             raise
         except Exception as error:
-            what = f"the function raised {type(error).__name__}: {error}"
-            raise DataError(f"{self._name} row {count}", what, "fix the function, or the data that it reads") from error
+            where, what = f"{self._name} row {count}", f"the function raised {type(error).__name__}: {error}"
+            if is_connection_error(error):
+                fix = "run this again when what it reads from answers; if it does, fix the function"
+                raise TransientError(where, what, fix) from error
+            raise DataError(where, what, "fix the function, or the data that it reads") from error

@@ -15,6 +15,7 @@ from params import DataError, EvergreenError, HubRefusedError, RecipeError, Tran
 from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
+from tasks.ingestion.connections import is_connection_error
 from tasks.ingestion.file_index import FileRowIndex
 from tasks.ingestion.files import FileSource
 
@@ -107,7 +108,12 @@ def translate_hub_errors(where: str, revision: str, also: str = "") -> Iterator[
     """
     try:
         yield
-    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, ValueError) as error:  # type: ignore[attr-defined]
+    except EvergreenError:
+        raise
+    except Exception as error:
+        known = (errors.HTTPError, errors.LocalEntryNotFoundError, ValueError)  # type: ignore[attr-defined]
+        if not isinstance(error, known) and not is_connection_error(error):
+            raise
         cause = (error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None) or error
         if isinstance(cause, errors.HfHubHTTPError):
             raise _refusal(cause, where, revision, also) from error

@@ -19,6 +19,7 @@ from params import DataError, EvergreenError, RecipeError, TransientError
 from params.foundation.installation import install_module
 from params.sections.data import RowsFromSql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
+from tasks.ingestion.connections import is_connection_error
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _READ_ONLY = {
@@ -101,18 +102,25 @@ class SqlSource:
                     yield f"data.source.query row {index}", dict(zip(names, row, strict=True))
         except SQLAlchemyError as error:
             raise self._failure(error) from None  # a chained error could show the password
+        except OSError as error:  # of a driver that does not hide those of the network
+            raise self._network_error(error) from None
         except (TypeError, ValueError) as error:  # the driver raises them for options of the URL
             raise self._option_error(error) from None
 
     def _failure(self, error: SQLAlchemyError) -> EvergreenError:
         message = self._without_password(str(error.orig if isinstance(error, DBAPIError) else error)).strip()
-        lost = isinstance(error, DBAPIError) and error.connection_invalidated
-        if lost or _TRANSIENT.search(message):
+        if is_connection_error(error) or _TRANSIENT.search(message):
             where = self._url.render_as_string(hide_password=True)
             return TransientError(where, f"the database cannot be reached: {message}", "run the stage again later")
         return DataError.at(
             "data.source.query", f"the database refuses: {message}", "fix the query, or the account's permissions"
         )
+
+    def _network_error(self, error: OSError) -> EvergreenError:
+        where, message = self._url.render_as_string(hide_password=True), self._without_password(str(error))
+        if is_connection_error(error):
+            return TransientError(where, f"the database cannot be reached: {message}", "run the stage again later")
+        return DataError.at("data.source.url", f"the driver cannot open it: {message}", "correct the URL")
 
     def _option_error(self, error: Exception) -> RecipeError:
         what = f"the driver refuses the options in the URL: {self._without_password(str(error))}"

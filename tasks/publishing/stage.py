@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import replace
+from datetime import datetime
 
 from params import GateRefusedError
 from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
@@ -77,16 +78,17 @@ def publish(
         raise GateRefusedError(str(artifacts.blessing), what, fix)
     may_change_form = blessing.is_champion and len(candidate.forms) > 1 and not publish.dry_run
     receipt: Receipt | None = None
+    time: datetime | None = None
     if blessing.verdict == "publish" or may_change_form:
         check_earlier_stages_unchanged("publish", artifacts)
-        receipt = _release(candidate, inputs)
+        receipt, time = _release(candidate, inputs)
     if receipt is None:
         _withdraw_proposals(candidate)
         assert blessing.champion is not None, "there is a champion to keep"
         place = blessing.champion.model_dump(exclude={"weights", "learned_until"})
         receipt = Receipt(status="kept", reasons=blessing.reasons, **place)
     log_reasons(logger, "publish", receipt.status, receipt.reasons)
-    log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
+    log_receipt(artifacts, receipt, blessing, evaluated, time)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
 
@@ -101,8 +103,13 @@ def _withdraw_proposals(candidate: Candidate) -> None:
         ReleaseProposals(repository, candidate.artifacts.recipe).withdraw(reason)
 
 
-def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | None:
-    """Plan the release, and send it; None if main holds it, or somebody rolled back from it."""
+def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt | None, datetime | None]:
+    """Plan the release, and send it; return what became of it, and when, by the Hub's clock.
+
+    There is no receipt if main holds it, or somebody rolled back from it.
+    """
+    time: datetime | None = None
+    from tasks.hub_client.lost_releases import refuse_lost_releases
     from tasks.publishing.assembly import assemble_and_plan_release
     from tasks.publishing.exactly_once import publish_release
     from tasks.publishing.proposal import ReleaseProposals
@@ -115,13 +122,14 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
         outcome = ReleaseOutcome("dry-run")
     else:
         with candidate.open() as repository:
+            refuse_lost_releases(artifacts, repository, candidate.endpoint, weights=candidate.forms.values())
             if publish.adapter != "merged":
                 require_readable_base_model(
                     repository, BaseModelReference.of(artifacts.adapter), private=publish.private
                 )
             replaced = candidate.replaced(repository)
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
-                return None
+                return None, None
             candidate.check_start(repository)
             release = assemble_and_plan_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, hub)
@@ -135,8 +143,9 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
                     ReleaseProposals(patient, artifacts.recipe).withdraw(reason)
             else:
                 outcome = ReleaseProposals(patient, artifacts.recipe).propose(release)
+            time = repository.time_of(outcome.commit) if outcome.commit else None
     shutil.rmtree(artifacts.staged_release)
-    return Receipt(
+    receipt = Receipt(
         status=outcome.status,
         reasons=(*release.reasons, *([outcome.note] if outcome.note else [])),
         repo_id=release.repo_id,
@@ -146,3 +155,4 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
         pull_request=outcome.pull_request,
         publish_id=release.publish_id,
     )
+    return receipt, time

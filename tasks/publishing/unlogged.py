@@ -39,10 +39,11 @@ def log_decision(candidate: Candidate) -> None:
         return
     with candidate.open() as repository:
         decision = ReleaseProposals(repository, candidate.artifacts.recipe).decision(proposed.pull_request)
+        time = repository.time_of(decision.commit) if decision and decision.commit else None
     if decision:
         logger.info("publish: %s", decision.note)
         made = {"event": decision.status, "commit": decision.commit, "reasons": (*proposed.reasons, decision.note)}
-        append_release_event(candidate.artifacts, proposed.model_copy(update=made))
+        append_release_event(candidate.artifacts, proposed.model_copy(update=made), time)
 
 
 def log_releases_without_line(candidate: Candidate) -> None:

@@ -1,4 +1,4 @@
-"""The commands `rollback` and `reproduce`, for tasks/commands.py: imported at the start of every command, so they import late."""
+"""The commands `rollback`, `forget` and `reproduce`, for tasks/commands.py: imported at the start of every command, so they import late."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def rollback(
     from tasks.releases.recipe_releases import roll_back_and_log
 
     roll_back_and_log(tag, recipe=recipe, by=by, why=why)
+
+
+def forget(
+    recipe: Annotated[Path, Argument(parser=find_recipe, metavar="RECIPE", help="The recipe.", show_default=False)],
+    *,
+    why: Annotated[str, Option(help="What happened to the Hub, or why there is another one; the log keeps it.")],
+    by: Annotated[str | None, Option(help="Your name. By default the user.name of git.")] = None,
+) -> None:
+    """Go on although the Hub does not have what the log of releases names.
+
+    Until then, no run publishes there: its model would be compared with nothing, or with an older model.
+    """
+    from tasks.releases.forget import forget_lost_releases
+    from tasks.releases.recipe_releases import name_of_user
+
+    forget_lost_releases(recipe, by=by or name_of_user(), why=why)
 
 
 def reproduce(

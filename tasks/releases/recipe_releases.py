@@ -16,6 +16,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation import release_events
 from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
+from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
 from tasks.releases import rollback
@@ -35,7 +36,8 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
         events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:
-                lines = _release_lines(repository, events, last)
+                lines = _release_lines(repository, last)
+                refuse_lost_releases(Artifacts(path.stem), repository, resolve_hub_endpoint(publish.endpoint))
             except HubRefusedError as error:
                 if must_exist:
                     raise
@@ -45,11 +47,8 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
             print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
 
 
-def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent], last: int) -> list[str]:
+def _release_lines(repository: HubRepository, last: int) -> list[str]:
     commits = read_main_commits(repository)
-    if not commits and any(event.event in ("published", "rollback") for event in events):
-        fix = "set HF_TOKEN to one that may read it, or publish again"
-        raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
     has_release = any(commit.kind == "release" for commit in commits)
     return [*(release_table_lines(commits[:last]) if commits else []), *([] if has_release else ["no release yet"])]
 
@@ -67,17 +66,22 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
     publish = load(path).publish
     with _open(path, publish, to_write=True) as opened:
         repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
-        if not by:  # as git or else this machine knows the user
-            found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
-            by = found.strip() or getpass.getuser()
+        by = by or name_of_user()
         commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
+        time = repository.time_of(commit)
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
         event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
         artifacts = Artifacts(path.stem)
-        release_events.append_release_event(artifacts, event)
+        release_events.append_release_event(artifacts, event, time)
         print(f"commit {artifacts.release_events}: then every history says so")
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
+
+
+def name_of_user() -> str:
+    """Return how git, or else this machine, knows the user."""
+    found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
+    return found.strip() or getpass.getuser()
 
 
 def list_recipe_paths() -> Sequence[Path]:

@@ -51,7 +51,7 @@ from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
-from tasks.validation.start import pin_start
+from tasks.validation.start import pin_start, refuse_hub_without_releases
 from tasks.validation.suites import copy_suites
 from tasks.validation.time_checks import check_times
 from trainer import objectives
@@ -89,10 +89,12 @@ def validate(
         ModelError: the tokenizer cannot be used, or the training cannot start from the published model.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
+        HubRefusedError: the Hub does not know what the recipe's log says was published there.
         HubRefusedError, TransientError: with `drift: fail`, or a `start` other than `base`, if the Hub does not say which model is
             published.
         ValidationEngineError: a check could not be run.
     """
+    refuse_hub_without_releases(artifacts, repo_id=repo_id, endpoint=endpoint)
     method = objectives.build_objective(objective)
     if tokenizer and method.renders_conversations():
         method.prepare_tokenizer(train_or_load_tokenizer(Tokenization(tokenizer=tokenizer), ()))

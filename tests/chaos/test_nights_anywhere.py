@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tasks.digests import PROVENANCE
 from tasks.hub_server.store import RepositoryStore
 from tests.chaos.campaign import SEED
 from tests.chaos.test_full_disk import fill
@@ -46,15 +47,23 @@ TROUBLES = (
     "proposal merged",
     "proposal closed",
     "server restarted twice",
+    "Hub empty",
+    "DVC remote not mounted",
+    "DVC remote full",
+    "start rolled back",
+    "lost after the release",
 )
 """`disk lost`: git refuses, and what the worker has kept is gone before the next night. A proposal of an evening run is decided
-while the next one trains; then approval is switched off."""
+while the next one trains; then approval is switched off. `Hub empty`: the workers' Hub is another one, as with a wrong address.
+`start rolled back`: a person rolls back while the run trains. `lost after the release`: the machine is lost as soon as the Hub has it."""
 FULL_AT = {
     "disk full in ingest": "tasks ingest",
     "disk full in train": "tasks train",
     "disk full in the record": "flows.dvc_project.push",
 }
 """What runs when the worker's disk gets full, and stays so until the night has ended."""
+NEEDED_RELEASES = {"Hub empty": 1, "start rolled back": 2}
+"""How many releases there must be before such a night."""
 DISK = "400m"
 REPO, RELEASES = "tests/tiny", "releases"
 SHORT = ("disk lost",)
@@ -86,6 +95,8 @@ class Nights:
         self.states: dict[str, tuple[str, str]] = {}
         """Name and message of the last state of each run, by its id."""
         self.decided: Counter[str] = Counter()
+        self.rolled_back: set[str] = set()
+        """Commits from which a person rolled back while a run trained."""
 
     def start(self) -> None:
         self.office.start_server()
@@ -101,13 +112,17 @@ class Nights:
     def night(self, trouble: str) -> str:
         """A run of the deployment, after one in the evening if a proposal is decided; return the names of their last states."""
         proposal = trouble.startswith("proposal")
-        ends = []
+        ends = [self.run("none") for _ in range(NEEDED_RELEASES.get(trouble, 0) - self.releases())]
+        if trouble == "start rolled back":
+            self.push_recipe("model:\n", "model:\n  start: champion\n")
         if proposal:
-            self.require_approval("timeout_s: 3", "timeout_s: 3, approval: pull_request")
+            self.push_recipe("timeout_s: 3", "timeout_s: 3, approval: pull_request")
             ends.append(self.run("none"))
         ends.append(self.run(trouble))
         if proposal:
-            self.require_approval("timeout_s: 3, approval: pull_request", "timeout_s: 3")
+            self.push_recipe("timeout_s: 3, approval: pull_request", "timeout_s: 3")
+        if trouble == "start rolled back":
+            self.push_recipe("model:\n  start: champion\n", "model:\n")
         return ", then ".join(ends)
 
     def run(self, trouble: str) -> str:
@@ -147,12 +162,38 @@ class Nights:
             else:
                 self.shared.api.change_discussion_status(REPO, proposal, "closed")
             self.decided[trouble] += 1
+        elif trouble == "start rolled back":
+            self.roll_back_while_it_trains(run)
+        elif trouble == "lost after the release":
+            before = self.releases()
+            wait_for(lambda: self.releases() > before or self.has_ended(run), "a release", 300, every_s=0.05)
+            if not self.has_ended(run):
+                self.kill(run, with_worker=True)
         elif trouble == "server restarted twice":
             self.wait_for_state(run, "RUNNING")
             for _ in range(2):
                 time.sleep(self.chance.uniform(1, 5))
                 self.office.stop_server()
                 self.office.start_server()
+
+    def releases(self) -> int:
+        """How many releases the Hub has."""
+        return len(self.shared.api.list_repo_refs(REPO).tags) if self.shared.api.repo_exists(REPO) else 0
+
+    def roll_back_while_it_trains(self, run: str) -> None:
+        """A person rolls back from what is out, which the run may have started from, and logs it."""
+        wait_for(lambda: self.is_at(run, "tasks train") or self.has_ended(run), "the training", 300, every_s=0.05)
+        history = [one.commit_id for one in self.shared.api.list_repo_commits(REPO)]
+        tags = {one.target_commit: one.name for one in self.shared.api.list_repo_refs(REPO).tags}
+        released = [tags[commit] for commit in history if commit in tags]
+        self.rolled_back.add(history[0])
+        person = self.shared.worker(f"person-{len(self.states)}")
+        person.run(
+            "python", "-m", "flows.cli", "rollback", released[1], "--recipe", "tiny", "--by", "ann", "--why", "leaked"
+        )
+        person.run("git", "commit", "-qam", "the rollback, logged")
+        person.run("git", "pull", "-q", "--rebase", "origin", "main")
+        person.run("git", "push", "-q", "origin", "HEAD:main")
 
     def wait_for_state(self, run: str, kind: str) -> None:
         wait_for(lambda: self.state(run)["type"] == kind, f"the run to be {kind}", 120, every_s=0.5)
@@ -166,12 +207,12 @@ class Nights:
                 lines.append(" ".join(process.cmdline()))
         return any(words in line for line in lines)
 
-    def require_approval(self, old: str, new: str) -> None:
+    def push_recipe(self, old: str, new: str) -> None:
         """Change the recipe, as a push of its author does."""
         author = self.shared.workers[0]
         author.run("git", "pull", "-q", "origin", "main")
         author.edit("params/tiny.yaml", old, new)
-        author.run("git", "commit", "-q", "-am", "approval")
+        author.run("git", "commit", "-q", "-am", "the recipe")
         author.run("git", "push", "-q", "origin", "main")
 
     def look_at_reports(self, message: str) -> None:
@@ -243,6 +284,12 @@ class Nights:
         refs = self.shared.api.list_repo_refs(REPO, include_pull_requests=True)
         return found | {RELEASES: len(refs.tags) + len(refs.pull_requests or ())}
 
+    def start_of(self, commit: str) -> str | None:
+        """The commit of the release that a release has started from."""
+        file = self.shared.api.hf_hub_download(REPO, PROVENANCE, revision=commit, local_dir=self.office.root / commit)
+        start = json.loads(Path(file).read_bytes()).get("start")
+        return start and start["commit"]
+
     def logged(self, name: str) -> list[dict[str, Any]]:
         """A log on main of the git remote."""
         bare = Project(self.shared.git, self.shared.prefect_home)
@@ -309,7 +356,8 @@ def test_every_night_is_in_the_history_once_with_its_end(
     nights: Nights, kinds: Sequence[str], summary_lines: list[str]
 ) -> None:
     started = time.monotonic()
-    troubles = [kind for kind in kinds if kind not in FULL_AT or os.path.ismount(nights.disk)]
+    needs_mounts = {*FULL_AT, "DVC remote full"}
+    troubles = [kind for kind in kinds if kind not in needs_mounts or nights.disk.is_mount()]
     while kinds is CHOSEN and len(troubles) < NIGHTS:
         troubles.append(nights.chance.choice(troubles))
     if kinds is CHOSEN:
@@ -336,6 +384,11 @@ def test_every_night_is_in_the_history_once_with_its_end(
     published = {entry["tag"] for entry in nights.logged("release/log.jsonl") if entry["event"] == "published"}
     refs = nights.shared.api.list_repo_refs(REPO)
     assert published == {tag.name for tag in refs.tags}
+    for tag in refs.tags:
+        started_from = nights.start_of(tag.target_commit)
+        assert started_from is None or started_from not in nights.rolled_back, (
+            "the child of a model that was rolled back"
+        )
     assert "checkpoints" in {branch.name for branch in refs.branches}, "the mirror"
     events = Counter(entry["event"] for entry in nights.logged("release/log.jsonl"))
     assert events["rejected"] == nights.decided["proposal closed"]

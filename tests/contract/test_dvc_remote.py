@@ -16,7 +16,7 @@ from flows.dvc_project import push as dvc_push
 from flows.dvc_project import remote as dvc_remote
 from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.remote import DvcRemote
-from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params import DataError, EvergreenError, RemoteRefusedError, StorageError, TransientError
 from params.foundation import command_result
 from tests.support import forked
 
@@ -45,6 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.chdir(root)
         Path("dvc.yaml").write_text(DVC_YAML)
         Path("source").write_text("one,two\n")
+        (folder / "storage/files/md5").mkdir(parents=True)  # a new remote
         for command in (("init", "--no-scm", "-q"), ("remote", "add", "-q", "-d", "storage", "../storage")):
             subprocess.run([forked.python(), "-m", "dvc", *command], check=True)
         for stage in STAGES:
@@ -247,7 +248,8 @@ class TestRemoteThatIsAway:
         status, error = run("sum", "--force")
         assert status == TransientError.exit_code
         assert type(error) is TransientError
-        assert "the DVC remote `storage`: does not answer: FileNotFoundError: there is no folder" in str(error)
+        assert "the DVC remote `storage`: " in str(error)
+        assert "is no folder: a share may not be mounted there" in str(error)
         assert ran(clone) == []
 
     def test_what_cannot_be_compared_is_left_to_whoever_runs_the_stage(self, clone: Path) -> None:
@@ -320,6 +322,43 @@ class TestPush:
             if not is_allowed:
                 subprocess.run(lock[-1], check=True)
         assert "Traceback" not in "".join(capfd.readouterr())
+
+    @pytest.mark.parametrize("place", ["no folder", "empty"])
+    def test_into_the_place_of_a_share_that_is_not_mounted_nothing_is_sent(self, there: Path, place: str) -> None:
+        storage = there.parent / "storage"
+        shutil.rmtree(storage)
+        if place == "empty":
+            storage.mkdir()
+        for ask in (push, dvc_remote.require_default_remote_folder):
+            with pytest.raises(
+                TransientError, match=f"the DVC remote `storage`: .*storage is {place}: a share may not"
+            ):
+                ask()
+        assert not storage.exists() or not any(storage.iterdir())
+        (storage / "files/md5").mkdir(parents=True)  # as the error says
+        dvc_remote.require_default_remote_folder()
+        assert push() > 0
+
+    @pytest.mark.parametrize("size", [1 << 10, 4 << 20], ids=["a small file", "a large one, copied block by block"])
+    def test_a_full_disk_of_the_remote_is_told_as_such_and_nothing_half_sent_stays(
+        self, there: Path, size: int
+    ) -> None:
+        storage = there.parent / "storage"
+        mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(storage)]
+        Path("source").write_text(f"{'x' * size},two\n")
+        run("make")
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("this user may not mount")
+        try:
+            (storage / "ballast").write_bytes(bytes(190 << 10) + bytes(6 << 10))
+            with pytest.raises(StorageError) as caught:
+                push()
+            left = list(storage.rglob("*.tmp"))
+        finally:
+            subprocess.run(["umount", str(storage)], check=True)
+        assert caught.value.where == "the DVC remote `storage`"
+        assert f"{storage} takes no more: No space left on device" in caught.value.what
+        assert left == []
 
     def test_a_remote_that_keeps_versions_is_refused(self, there: Path) -> None:
         from dvc.repo import Repo

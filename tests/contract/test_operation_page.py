@@ -101,9 +101,9 @@ def test_postgresql_takes_the_options(program: str) -> None:
 @pytest.fixture(params=sorted(path.name for path in UNITS.iterdir()))
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Unit:
     """Each unit of the project in `tmp_path`."""
-    prefect = tmp_path / ".venv" / "bin" / "prefect"
-    prefect.parent.mkdir(parents=True)
-    prefect.touch(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for program in ("prefect", "evergreen"):
+        (tmp_path / ".venv/bin" / program).touch(0o755)
     return Unit(request.param, project=tmp_path, state=tmp_path)
 
 

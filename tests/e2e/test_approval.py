@@ -24,6 +24,12 @@ def hub(project: Project) -> Iterator[HfApi]:
         yield HfApi(endpoint=running.endpoint, token=TOKEN)
 
 
+def kept_by_git(project: Project) -> dict[str, bytes]:
+    """All files that git has, or would add."""
+    names = project.run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
+    return {name: (project.root / name).read_bytes() for name in names if name}
+
+
 @pytest.mark.slow
 def test_a_person_decides_and_the_next_command_records_it(project: Project) -> None:
     project.edit(RECIPE, "endpoint: local", "endpoint: local, approval: pull_request")
@@ -37,8 +43,14 @@ def test_a_person_decides_and_the_next_command_records_it(project: Project) -> N
         api.merge_pull_request(REPO, 1)
         merged = api.list_repo_commits(REPO)[0].commit_id
 
-    listed = project.run("python", "-m", "flows.cli", "releases", "tiny")
+    before = kept_by_git(project)
+    for command in ("check", "show", "report", "history", "review", "releases"):
+        listed = project.run("python", "-m", "flows.cli", command, "tiny")
+        assert kept_by_git(project) == before, f"{command} writes what stops a `git pull`"
+    assert "its pull request was merged or closed; the next run records that" in listed
+    listed = project.run("python", "-m", "flows.cli", "releases", "tiny", "--record")
     assert receipt["tag"] in listed
+    assert "its pull request was merged" not in listed
     receipt = project.json("runs/tiny/release/receipt.json")
     assert (receipt["status"], receipt["commit"]) == ("published", merged)
     said = project.run(*RUN)

@@ -340,6 +340,46 @@ def test_runs_that_only_the_server_knows_are_logged_once(watched: Watched) -> No
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
+@pytest.mark.parametrize(
+    "has_namesake", [False, True], ids=["one project", "another project has a recipe of this name"]
+)
+def test_lost_runs_of_a_deployment_that_was_deleted_are_logged(watched: Watched, has_namesake: bool) -> None:
+    """As after it was renamed. Whose it was, nobody knows where another project has a recipe of the same name."""
+    recipe = f"renamed-{has_namesake}"
+    running, crashed = ("RUNNING", "Running", ""), ("CRASHED", "Crashed", "its machine is gone")
+    own = watched.api.get(f"deployments/{watched.deployments['good']}").raise_for_status().json()
+    fields = {name: own[name] for name in ("flow_id", "entrypoint", "path", "pull_steps")}
+    parameters = {"recipe": recipe}
+
+    def deploy(name: str, **changes: object) -> str:
+        body = fields | {"name": name, "parameters": parameters} | changes
+        return str(watched.api.post("deployments/", json=body).raise_for_status().json()["id"])
+
+    old = deploy(f"old-{recipe}")
+    lost = watched.retrain(running, crashed, deployment_id=old, parameters=parameters)
+    by_person = watched.retrain(running, crashed, parameters=parameters)
+    watched.api.delete(f"deployments/{old}").raise_for_status()
+    if has_namesake:
+        steps = [{"prefect.deployments.steps.run_shell_script": {"script": "other"}}]
+        other = deploy("other", pull_steps=steps)
+        watched.retrain(running, crashed, deployment_id=other, parameters=parameters)
+    code = """if True:
+        import logging, sys
+        from flows.run.lost_runs import log_runs_without_entry
+        from params.foundation.artifacts import Artifacts
+        from tasks.history.run_log import read_runs
+        log_runs_without_entry(Artifacts(sys.argv[1]), logging.getLogger())
+        print([run.run_id for run in read_runs(Artifacts(sys.argv[1]))])
+    """
+    watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(running, deployment_id=watched.deployments["good"])
+    said = watched.run("python", "-c", code, recipe).splitlines()[-1]
+    del watched.environment["PREFECT__FLOW_RUN_ID"]
+    assert said == str([] if has_namesake else [lost])
+    assert by_person not in said, "a command in a shell has its own log"
+    if has_namesake:
+        watched.api.delete(f"deployments/{other}").raise_for_status()
+
+
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
     watched.watch(600)
     first = watched.automations()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,13 +56,21 @@ class Shared:
     def in_trouble(self, trouble: str, hub: FaultyHub) -> Iterator[None]:
         """While it lasts, the remote that `trouble` names does not work; another word is no trouble of theirs."""
         storage, hook = self.folder / "storage", self.git / "hooks/pre-receive"
-        away = storage.with_name("away")
+        away, whole_hub = storage.with_name("away"), hub.root.with_name("whole-hub")
         if trouble == "git refuses":
             hook.write_text("#!/bin/sh\nexit 1\n")
             hook.chmod(0o755)
         elif trouble == "DVC remote away" and storage.exists():
             storage.rename(away)
             storage.touch()  # else DVC would make an empty one
+        elif trouble == "DVC remote not mounted":
+            storage.rename(away)
+            storage.mkdir()  # the place where the share would be
+        elif trouble == "DVC remote full":
+            fill_share(storage)
+        elif trouble == "Hub empty":
+            hub.root.rename(whole_hub)
+            hub.root.mkdir()
         elif trouble == "Hub away":
             hub.faults.append(Fault(".", "before", times=10**9))
         try:
@@ -67,13 +78,41 @@ class Shared:
         finally:
             hook.unlink(missing_ok=True)
             hub.faults.clear()
+            if whole_hub.exists():
+                published = list(hub.root.glob("*/*/*.git"))
+                shutil.rmtree(hub.root)
+                whole_hub.rename(hub.root)
+                assert not published, "to a Hub that has nothing of what the log names"
+            if storage.is_mount():
+                free_share(storage)
             if away.exists():
-                storage.unlink()
+                storage.rmdir() if storage.is_dir() else storage.unlink()
                 away.rename(storage)
 
     def commits(self) -> list[str]:
         """The first lines of main's commits, the newest first."""
         return Project(self.git, self.prefect_home).run("git", "log", "--format=%s", "main").splitlines()
+
+
+def fill_share(share: Path) -> None:
+    """Put a disk of its own in the place of a folder, with what is in that, and no byte free."""
+    size = sum(path.stat().st_size + 8192 for path in share.rglob("*")) + (1 << 20)
+    copy = Path(shutil.copytree(share, share.with_name("share-copy")))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(share)], check=True)
+    shutil.copytree(copy, share, dirs_exist_ok=True)
+    shutil.rmtree(copy)
+    with (share / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+
+
+def free_share(share: Path) -> None:
+    """The folder without that disk, with all that got onto it."""
+    (share / "ballast").unlink()
+    copy = Path(shutil.copytree(share, share.with_name("share-copy")))
+    subprocess.run(["umount", str(share)], check=True)
+    shutil.copytree(copy, share, dirs_exist_ok=True)
+    shutil.rmtree(copy)
 
 
 @contextmanager
@@ -88,6 +127,7 @@ def sharing(
             author = made.worker("author")
             copy_project(author.root)
             author.run("git", "init", "-q", "-b", "main")
+            (folder / "storage/files/md5").mkdir(parents=True)  # a new remote
             author.run("dvc", "remote", "add", "-q", "-d", "storage", str(folder / "storage"))
             prepare(author)
             author.run("git", "add", "-A")

@@ -399,3 +399,23 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize("recipe", ["gone", "params/gone.yaml"])
+def test_a_deployment_whose_recipe_was_removed_says_that_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    from flows.retrain import name_of_recipe_to_run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/gone-too.yaml").touch()
+    with pytest.raises(RecipeError, match="did you mean "):  # a person has mistyped it
+        name_of_recipe_to_run(recipe)
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "nightly")
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__FLOW_NAME", "retrain")
+    with pytest.raises(RecipeError, match="the deployment retrain/nightly still runs it") as caught:
+        name_of_recipe_to_run(recipe)
+    assert "`prefect deployment delete retrain/nightly`" in caught.value.fix
+    (tmp_path / "params/gone.yaml").touch()
+    assert name_of_recipe_to_run(recipe) == "gone"

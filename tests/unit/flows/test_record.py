@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.kept_folder import keep_outside_of_clone, repository_of_address
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
 from flows.run.kept_reports import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, StorageError, TransientError
@@ -735,6 +736,24 @@ class TestRefusal:
         record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 2, "nothing is new"
 
+    @pytest.mark.parametrize("over", ["release", "test_rows"])
+    def test_nothing_is_published_while_the_share_of_the_dvc_remote_is_not_mounted(
+        self, worker: Worker, tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stages = [f"  {stage}: {{foreach: [a], do: {{cmd: x}}}}" for stage in STAGES]
+        worker.write("dvc.yaml", "\n".join(["stages:", *stages]))
+        config = f"[core]\nremote = storage\n['remote \"storage\"']\nurl = {tmp_path / 'share'}\n"
+        worker.write(".dvc/config", config)
+        monkeypatch.setattr(record, "_WAITS_S", ())
+        monkeypatch.setitem(record.record_run_on_branch.__kwdefaults__, "waits_s", ())
+        artifacts = judged(worker, over)
+        evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
+        (tmp_path / "share").mkdir()
+        with pytest.raises(TransientError, match="share is empty: a share may not be mounted there"):
+            record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
+        (tmp_path / "share/files/md5").mkdir(parents=True)
+        record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
+
     def test_a_kept_champion_asks_for_nothing(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1, status="kept")
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
@@ -861,3 +880,50 @@ def test_parse_takes_a_remote_and_a_branch() -> None:
     for text in ("main", "origin/", "/main", "--upload-pack=x/main", "https://host/x", "origin/-x", "ext::sh/main"):
         with pytest.raises(RecipeError, match="write remote/branch, such as origin/main"):
             RecordTarget.parse(text)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://git.example.org/team/models.git",
+        "https://git.example.org/team/models",
+        "https://anna:secret@git.example.org/team/models.git/",
+        "https://git.example.org:8443/scm/team/models.git",
+        "http://mirror.example.net/team/models.git",
+        "ssh://git@git.example.org/team/models.git",
+        "ssh://git@git.example.org:2222/srv/git/team/models.git",
+        "git@git.example.org:team/models.git",
+        "git.example.org:/srv/git/team/models",
+        "git://git.example.org/./team//models.git",
+        "https://git.example.org/team%2Fmodels.git",
+    ],
+)
+def test_what_was_kept_is_found_by_every_address_of_the_repository(address: str) -> None:
+    assert repository_of_address(address) == "team/models"
+    assert repository_of_address(address.replace("models", "other")) == "team/other"
+
+
+def test_what_was_kept_is_found_by_every_address_of_a_repository_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    written = (
+        f"{tmp_path}/r.git",
+        f"file://{tmp_path}/r.git",
+        f"{tmp_path}/r",
+        f"{tmp_path}/./r.git",
+        f"{tmp_path}/r/.git",
+    )
+    assert {repository_of_address(one) for one in (*written, f"{tmp_path}/link/r.git")} == {f"{tmp_path}/r"}
+    assert repository_of_address(f"{tmp_path}/other/r.git") != f"{tmp_path}/r"
+
+
+def test_what_an_earlier_version_has_kept_is_taken_over(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write(".dvc/config.local", f"[cache]\ndir = {tmp_path / 'cache'}\n")
+    branch = TO.git_branch(Artifacts("a"))
+    project = branch.address(), branch.folder, branch.name
+    earlier = tmp_path / "cache/evergreen" / hashlib.sha256("\0".join(project).encode()).hexdigest()[:16]
+    (earlier / "a").mkdir(parents=True)
+    with keep_outside_of_clone(Artifacts("a"), TO):
+        assert (Path(os.environ[KEPT_FOLDER]) / "a").is_dir()
+        assert not earlier.exists()

@@ -28,7 +28,9 @@ NIGHTLY = Schedule("by cron 0 3 * * *, UTC", NOW - timedelta(days=2))
 
 def history(entries: list[RunEntry], *, recipe: str = "tiny", succeeded: bool = True) -> RecipeHistory:
     last = max((one.ended for one in entries if one.succeeded), default=None) if succeeded else None
-    return RecipeHistory(recipe, entries, [NIGHTLY], last)
+    made = [one for one in entries if one.outcome in {"published", "rolled back"}]
+    release = max(made, key=lambda run: run.ended, default=None)
+    return RecipeHistory(recipe, entries, [NIGHTLY], last, release)
 
 
 def page_of(*histories: RecipeHistory, root: Path = Path("nowhere"), now=NOW) -> str:

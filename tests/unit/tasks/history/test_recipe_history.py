@@ -97,14 +97,42 @@ def history(runs, *, succeeded=None, limit=None) -> RecipeHistory:
     return RecipeHistory("tiny", runs, schedules, succeeded)
 
 
-def test_the_published_model_is_that_of_the_last_release_or_rollback():
+def published_now(artifacts) -> RunEntry | None:
+    (found,) = read_recipe_histories(artifacts.root, {}, {})
+    return found.release
+
+
+def test_the_published_model_is_that_of_the_last_release_or_rollback(artifacts):
     runs = [entry(1), entry(2, outcome="kept"), entry(3), entry(4, outcome="failed")]
-    assert history(runs).release == runs[2]
-    assert history(runs).last == runs[3]
     rolled_back = entry(5, outcome="rolled back", run_id="", tag=entry(1).tag)
-    assert history([*runs, rolled_back]).release == rolled_back
-    assert history([*runs, rolled_back]).last == runs[3]
-    assert history([]).release is None
+    assert history(runs).last == history([*runs, rolled_back]).last == runs[3]
+    write(artifacts, [entry(2, outcome="kept")])
+    assert published_now(artifacts) is None
+    write(artifacts, runs)
+    assert published_now(artifacts) == runs[2], "as in a log of runs that is all there is"
+
+
+@pytest.mark.parametrize("hours", [-3, 0, 3])
+def test_what_is_out_is_the_last_event_on_the_hub_whatever_the_clocks_of_workers_say(artifacts, hours):
+    """A worker whose clock is wrong by `hours` publishes; a person rolls back; another worker publishes."""
+    skewed = timedelta(hours=hours)
+    one = entry(1)
+    one = one.model_copy(update={"started": one.started + skewed, "ended": one.ended + skewed, "commit": "c" * 40})
+    other = entry(2, commit="d" * 40).model_copy(update={"started": entry(1).ended + timedelta(minutes=50)})
+    write(artifacts, [one])
+    released = receipt("published", entry(1).ended, commit="c" * 40)
+    rolled_back = receipt("rollback", entry(1).ended + timedelta(minutes=30), 0)
+    write_receipts(artifacts, released)
+    assert published_now(artifacts) == one
+    assert len(read_runs_with_receipts(artifacts)) == 1, "the run is there once"
+    write_receipts(artifacts, rolled_back, released)  # in the order in which two clones were merged
+    found = published_now(artifacts)
+    assert (found.outcome, found.tag) == ("rolled back", "v0")
+    write(artifacts, [one, other])
+    write_receipts(
+        artifacts, rolled_back, released, receipt("published", entry(1).ended + timedelta(hours=1), commit="d" * 40)
+    )
+    assert published_now(artifacts) == other
 
 
 def test_a_recipe_is_overdue_if_no_success_is_known_since_the_schedule_says_so():

@@ -28,7 +28,8 @@ from pathlib import Path
 from tasks.hub_client.local import serve_hub_until_signal
 from tests.support import forked
 folder, host, tokens = sys.argv[1:]
-serve_hub_until_signal(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
+is_new = not Path(folder).exists()
+serve_hub_until_signal(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None, new=is_new)
 """
 
 
@@ -97,10 +98,30 @@ def test_team_hub_admits_only_its_tokens(tmp_path: Path, members: Path) -> None:
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("place", ["nothing", "an empty folder", "a folder of something else"])
+def test_a_hub_is_made_only_when_it_is_asked_for(tmp_path: Path, place: str) -> None:
+    """A Hub in the wrong folder, or in the place of a share that is not mounted, would be one without any release."""
+    folder = tmp_path / "hub"
+    if place != "nothing":
+        (folder / "else" if "else" in place else folder).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(HubRefusedError, match=r"there is no Hub in .*hub: .*\n  fix: .*--new"):
+        serve_hub_until_signal(folder, host="127.0.0.1", port=0, tokens=None)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_hub_that_is_there_is_not_made_anew(tmp_path: Path) -> None:
+    for _ in range(2):  # it is there although nobody has uploaded anything
+        with serving(tmp_path / "hub"):
+            pass
+    with pytest.raises(HubRefusedError, match="there is a Hub in it already"):
+        serve_hub_until_signal(tmp_path / "hub", host="127.0.0.1", port=0, tokens=None, new=True)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
 def test_other_hosts_need_a_tokens_file(tmp_path: Path, host: str) -> None:
     with pytest.raises(HubRefusedError, match="without a tokens file"):
-        serve_hub_until_signal(tmp_path / "hub", host=host, port=0, tokens=None)
+        serve_hub_until_signal(tmp_path / "hub", host=host, port=0, tokens=None, new=True)
     assert not (tmp_path / "hub").exists()
 
 
@@ -129,7 +150,7 @@ def test_invalid_tokens_file_is_refused(tmp_path: Path, text: str, mode: int, me
     path.write_text(text)
     path.chmod(mode)
     with pytest.raises(HubRefusedError) as raised:
-        serve_hub_until_signal(tmp_path / "hub", host="127.0.0.1", port=0, tokens=path)
+        serve_hub_until_signal(tmp_path / "hub", host="127.0.0.1", port=0, tokens=path, new=True)
     assert message in str(raised.value)
     assert "fix: " in str(raised.value)
     assert "aaaa" not in str(raised.value), "the message contains a token"
@@ -147,7 +168,7 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(TransientError, match=rf"port {port} is in use") as raised:
-            serve_hub_until_signal(tmp_path, host="localhost", port=port, tokens=None)
+            serve_hub_until_signal(tmp_path, host="localhost", port=port, tokens=None, new=True)
     assert "--port" in raised.value.fix
 
 
@@ -162,4 +183,4 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
 def test_start_errors(tmp_path: Path, members: Path, folder: str, host: str, error: type[EvergreenError]) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(error, match="fix: "):
-        serve_hub_until_signal(tmp_path / folder, host=host, port=0, tokens=members)
+        serve_hub_until_signal(tmp_path / folder, host=host, port=0, tokens=members, new=True)

@@ -1,5 +1,7 @@
 """A Hub dataset as a source: the real client against the local Hub."""
 
+import http.client
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,8 @@ def test_pattern_outside_the_repository_is_refused(hub: LocalHub, commit: str, p
         (HfHubHTTPError, 429, TransientError, "answers 429"),
         (HfHubHTTPError, 503, TransientError, "answers 503"),
         (httpx2.ReadError, 0, TransientError, "cannot be reached: ReadError"),
+        (socket.gaierror, 0, TransientError, "cannot be reached: gaierror"),
+        (http.client.IncompleteRead, 0, TransientError, "cannot be reached: IncompleteRead"),
     ],
 )
 def test_hub_error_answers(

@@ -1,5 +1,6 @@
 """Databases as a source, tested with SQLite."""
 
+import errno
 import re
 import sqlite3
 from pathlib import Path
@@ -181,6 +182,28 @@ def test_connection_error_hides_the_password(monkeypatch: pytest.MonkeyPatch, ho
         assert "p@ss" not in str(error)
         error = error.__cause__
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EHOSTUNREACH, "No route to host s3cret"), TransientError),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "s3cret"), TransientError),
+        (OSError(errno.ENOENT, "no socket s3cret"), DataError),
+    ],
+    ids=repr,
+)
+def test_a_driver_may_raise_the_error_of_the_network_itself(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, expected: type
+) -> None:
+    def connect(*_: Any) -> Any:
+        raise error
+
+    registry.register("leaky", __name__, "Leaky")
+    monkeypatch.setattr(Leaky, "connect", connect)
+    with pytest.raises(expected) as caught:
+        query(Path(), "select 1", "leaky://me:s3cret@host/db")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_query_revision_does_not_depend_on_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

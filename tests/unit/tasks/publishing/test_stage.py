@@ -15,13 +15,16 @@ from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from params.foundation.artifacts import Artifacts
 from params.foundation.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
+from tasks.evaluation.champion import fetch_champion
 from tasks.evaluation.release_events import read_release_events
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import why_receipt_is_outdated
 from tasks.releases.rollback import commit_rollback
+from tasks.validation.start import refuse_hub_without_releases
 from tests.support import releases, tiny
 from tests.support.forked_code import run_elsewhere
 from tests.support.project import ROOT, free_port
@@ -53,6 +56,13 @@ def run(prepared, **changes):
     return releases.publish(*prepared, **changes)
 
 
+def copied(prepared, folder):
+    """The same run in another project."""
+    artifacts, recipe = prepared
+    shutil.copytree(artifacts.root, folder / "project")
+    return Artifacts(artifacts.recipe, folder / "project"), recipe
+
+
 def hub(artifacts):
     return LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"})
 
@@ -71,6 +81,29 @@ def test_dry_run_creates_no_repository(whole):
     with hub(artifacts) as running:
         assert not client(running).repo_exists(REPO)
     assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").status == "dry-run"  # no Hub, no token
+
+
+def test_an_empty_hub_gets_no_first_release_of_another_model_than_the_log_names(whole, tmp_path):
+    """Neither validate nor evaluate nor publish takes it for a new one."""
+    artifacts, recipe = copied(whole, tmp_path)
+    run((artifacts, recipe))
+    shutil.rmtree(artifacts.root / ".hub")
+    assert run((artifacts, recipe)).status == "published", "the model that the log names is brought back"
+    shutil.rmtree(artifacts.root / ".hub")
+    weights = read_release_events(artifacts)[-1].weights
+    for log in (artifacts.release_events, artifacts.unrecorded / artifacts.release_events.name):
+        log.write_text(log.read_text().replace(weights, "0" * len(weights)))
+    publish = {"repo_id": REPO, "endpoint": "local"}
+    for stage in (
+        lambda: refuse_hub_without_releases(artifacts, **publish),
+        lambda: fetch_champion(artifacts, **publish, weights=[weights]),  # as evaluate does
+        lambda: run((artifacts, recipe)),
+    ):
+        with pytest.raises(HubRefusedError, match="does not have the release release-") as error:
+            stage()
+        assert "bring back the folder .hub" in error.value.fix
+    with hub(artifacts) as running:
+        assert not client(running).repo_exists(REPO)
 
 
 def test_dry_run_closes_no_proposal(whole):

@@ -1,0 +1,31 @@
+"""Say once that a Hub has lost what the log of releases names, so that the next run may publish there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from params import load
+from params.foundation.artifacts import Artifacts
+from tasks.evaluation.release_events import ReleaseEvent, append_release_event
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.hub_client.lost_releases import find_lost_releases
+
+
+def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
+    """Log that the releases are lost which the recipe's Hub does not know; if it knows all, nothing is written.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub does not say what it has.
+    """
+    publish, artifacts = load(recipe).publish, Artifacts(recipe.stem)
+    endpoint = resolve_hub_endpoint(publish.endpoint)
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        lost, where = find_lost_releases(artifacts, repository, endpoint), repository.where
+    if not lost:
+        print(f"{where} knows every release that {artifacts.release_events} names: nothing is to be forgotten")
+        return
+    last = lost[-1]
+    place = {"repo_id": publish.repo_id, "endpoint": endpoint, "commit": last.commit, "tag": last.tag}
+    append_release_event(artifacts, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
+    print(f"forgotten: {', '.join(one.name for one in lost)}")
+    print(f"commit {artifacts.release_events}: then the next run on any machine compares with what {where} has")
