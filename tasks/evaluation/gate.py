@@ -1,7 +1,7 @@
 """The gate: may the candidate replace the champion, that is the published model?
 
     refuse   no, it must not be published at all: it misses a floor or a suite of rows, or a first release is no better than before training
-    keep     no, the champion stays: the candidate was not shown to be better
+    keep     no, the champion stays: the candidate was not shown to be better, or is what the training started from
     publish  yes
 
 The verdict goes into a blessing that names the candidate, the rows, the recipe and the champion by their hashes; the
@@ -12,12 +12,34 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
+
+
+@dataclass(frozen=True)
+class BestStart:
+    """The start of a training of which no step was better: the candidate is a model that has learned nothing in it."""
+
+    name: str
+    """What the training started from: `the published model v3`, `the model before training`."""
+    is_champion: bool
+    best_metric: str
+    """The metric of the validation split by which weights are kept."""
+
+    @property
+    def sentence(self) -> str:
+        """Why it is not published, and what to change."""
+        found = (
+            f"no step of the training was better than its start (step 0, by {self.best_metric} of the validation split)"
+        )
+        what = f"the candidate is {self.name}, and there is nothing to publish"
+        fix = "lower `training.learning_rate`, train longer (`training.epochs` or `training.max_steps`)"
+        return f"{found}: {what}; {fix}, or choose another `training.best_metric`"
 
 
 def judge_candidate(
@@ -29,28 +51,27 @@ def judge_candidate(
     has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
-    is_untrained: bool = False,
+    start: BestStart | None = None,
     row_use: report.HeldOutRowUse | None = None,
 ) -> tuple[report.Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
     `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
-    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `is_untrained`: the best step is
-    the start, and that is the champion. `row_use`: with `over: test_rows`.
+    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `start`: what the candidate is
+    if no step of the training was better than its start. `row_use`: with `over: test_rows`.
     """
-    if is_champion or is_untrained:
-        untrained = "no step of the training was better than its start, the published model"
-        why = "the published model has the same weights" if is_champion else untrained
-        return "keep", [f"{why}: there is nothing to publish"]
+    if is_champion:
+        return "keep", ["the published model has the same weights: there is nothing to publish"]
+    if start:
+        return "keep" if has_champion or start.is_champion else "refuse", [start.sentence]
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
-    start = deciding.get("untrained")
+    untrained = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     failures += _missed_label_floors(gate, details.labels)
     failures += [suite.sentence for suite in details.suites if not suite.is_passed]
-    if not has_champion and start and not gain_passes_bar(start, gate):
-        failures.append(
-            f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
-        )
+    if not has_champion and untrained and not gain_passes_bar(untrained, gate):
+        told = comparison_sentence(untrained, gate)
+        failures.append(f"a first release must be better than the model before training: {told}")
     new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
     used_up, warning = list[str](), list[str]()
     if row_use and row_use.is_up:
@@ -61,12 +82,11 @@ def judge_candidate(
         warning.append(f"the held-out rows are soon used up: {left}; {new_rows}")
     if failures or (used_up and not has_champion):
         return "refuse", failures + ([] if has_champion else used_up)
-    if rolled_back_reason:
-        return "keep", [f"a release of the same weights was rolled back: {rolled_back_reason}"]
-    if used_up:
-        return "keep", used_up
+    stays = [f"a release of the same weights was rolled back: {rolled_back_reason}"] if rolled_back_reason else used_up
+    if stays:
+        return "keep", stays
     if not has_champion:
-        better = [comparison_sentence(start, gate)] if start else []
+        better = [comparison_sentence(untrained, gate)] if untrained else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
     return "publish" if is_better else "keep", [*reasons, *warning]

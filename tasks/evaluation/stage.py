@@ -92,7 +92,8 @@ def evaluate(
         details = details.model_copy(update={"suites": found.suites})
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
-        if settings.over == "test_rows" and details.comparisons and not is_champion:
+        start = _find_best_start(artifacts, published.champion)
+        if settings.over == "test_rows" and details.comparisons and not (is_champion or start):
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
@@ -107,7 +108,7 @@ def evaluate(
             has_champion="champion" in scored,
             is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
-            is_untrained=_is_start_best(artifacts, published.champion),
+            start=start,
             row_use=use,
         )
         blessing = Blessing(
@@ -166,13 +167,22 @@ class Measured:
     suites: Sequence[SuiteResult] = ()
 
 
-def _is_start_best(artifacts: Artifacts, champion: ReleaseReference | None) -> bool:
-    """Whether the training started from the champion, and no step of it was better: a head that has grown is another model by its weights."""
-    if not champion or not (path := artifacts.report("train")).exists():
-        return False
-    trained = json.loads(path.read_bytes())
-    start = trained.get("started_from")
-    return bool(start and start["commit"] == champion.commit and not trained["best_step"])
+def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) -> gate.BestStart | None:
+    """Return what the training started from if no step of it was better.
+
+    By its weights it may be another model than its start: a head that has grown, thresholds that were chosen.
+    """
+    path = artifacts.report("train")
+    trained = json.loads(path.read_bytes()) if path.exists() else None
+    if not trained or trained["best_step"]:
+        return None
+    release = trained.get("started_from")
+    is_champion = bool(release and champion and release["commit"] == champion.commit)
+    name = "the model before training"
+    if release:
+        of = ReleaseReference.model_validate(release)
+        name = f"the published model, {of.name}" if is_champion else f"the earlier release {of.name}"
+    return gate.BestStart(name, is_champion, str(trained.get("best_metric", "best_metric")))
 
 
 def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:
