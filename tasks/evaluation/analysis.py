@@ -73,6 +73,11 @@ class EvaluationAnalysis:
             learned_rows=len(self.plan.ages.learned),
         )
 
+    def compare_with_other_rows(self, other: RowScores) -> report.MetricComparison | None:
+        """Compare the candidate in the metric that decides with itself, scored with the inputs of other rows."""
+        own, other = align_to_common_rows(self.scored["model"].scores, other, np.zeros(0, np.int64))
+        return next((one for one in self._compare(own, other, "other_rows") if one.metric == self.plan.metric), None)
+
     def _vectors(self) -> VectorSpaceChange | None:
         space, champion = self.plan.resampler.objective.vector_space, self.scored.get("champion")
         if space is None or champion is None:
@@ -102,7 +107,7 @@ class EvaluationAnalysis:
     def _gains(self, own: RowScores, other: RowScores, *, against: report.Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
-        return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
+        return {name: one for name, one in gains.items() if against != "champion" or self.plan.can_compare(name)}
 
     def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
         """The scores of candidate and champion on the rows that both read as a whole and the champion has not learned from, if any.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, isfinite, log2
 from typing import ClassVar, Literal
 
@@ -18,8 +19,13 @@ from tasks.stages import Number, Report
 from trainer.start import ReleaseReference
 
 Verdict = Literal["publish", "keep", "refuse"]
-Opponent = Literal["champion", "untrained"]
-"""A model that the candidate is compared with."""
+Opponent = Literal["champion", "untrained", "other_rows"]
+"""What the candidate is compared with: a model, or itself with the inputs of other rows (`tasks.evaluation.other_rows`)."""
+_OPPONENTS: Mapping[Opponent, str] = {
+    "champion": "the champion's",
+    "untrained": "before training",
+    "other_rows": "with the inputs of other rows",
+}
 _FEW_GROUPS = 30
 """With fewer groups, or a tenth of the rows in one of them, groups tell clearly less than as many independent rows."""
 
@@ -101,7 +107,7 @@ class MetricComparison(Report):
 
     def sentence(self, confidence: float) -> str:
         """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
-        other = "the champion's" if self.against == "champion" else "before training"
+        other = _OPPONENTS[self.against]
         side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
@@ -234,6 +240,8 @@ class EvaluationDetails(Report):
     """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
     ages_unknown: str = ""
     """Why they could not be told apart."""
+    other_rows: MetricComparison | None = None
+    """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
     suites: list[SuiteResult] = Field(default=[])
     """What the candidate makes of `evaluation.suites`."""
 

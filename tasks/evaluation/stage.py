@@ -32,11 +32,13 @@ from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
+from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
-from tasks.evaluation.scoring import ScoredModel, score_rows
+from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows
+from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
@@ -88,8 +90,11 @@ def evaluate(
         shutil.rmtree(folder / ".texts", ignore_errors=True)
         other = scored["champion"].scores if "champion" in scored else None
         review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
-        details = EvaluationAnalysis(plan, scored).details(found.confidence, review.report)
+        analysis = EvaluationAnalysis(plan, scored)
+        details = analysis.details(found.confidence, review.report)
         details = details.model_copy(update={"suites": found.suites})
+        if found.other_rows:
+            details = details.model_copy(update={"other_rows": analysis.compare_with_other_rows(found.other_rows)})
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
         start = _find_best_start(artifacts, published.champion)
@@ -165,6 +170,8 @@ class Measured:
     train: TrainFeatures | None = None
     """Features of train rows, for the review of labels."""
     suites: Sequence[SuiteResult] = ()
+    other_rows: RowScores | None = None
+    """The candidate's scores with the inputs of other rows, if they are asked for."""
 
 
 def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) -> gate.BestStart | None:
@@ -194,6 +201,8 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
         sequences, network = Sequences(one.sequences), one.load()
         objective, tokenizer, own = one.reader.objective, one.reader.tokenizer, plan.settings.metrics
         accumulator = EvaluationMetrics(objective, state=resampler.state, tokenizer=tokenizer, metrics=own)
+        if one.name == "untrained":
+            choose_settings(plan, network, one)
         scores = score_rows(
             network,
             sequences,
@@ -206,6 +215,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
         )
         if one.name == "model":
             found.suites = judge_suites(plan, network)
+            found.other_rows = score_with_other_inputs(plan, network, one)
         if one.name == "untrained":
             found.train = label_review.measure_train_rows(plan, network)
         if one.name == "champion" and plan.new_rows:

@@ -188,6 +188,9 @@ class MultiLabelClassification(ClassifierObjective[Options]):
 
     # Scores and metrics
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        return {**other, **{name: example[name] for name in ("row_id", "labels")}}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "agreement", *(f"{what} {label}" for what in _OF_A_LABEL for label in state["labels"]))
 

@@ -18,6 +18,7 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,14 @@ class TokenClassification(ClassifierObjective[Options]):
         text = self.text(row)
         exact = [(label, *_trimmed(text, start, end)) for label, start, end in self._spans(row)]
         return self._tagged_spans(row, tokenizer) == exact
+
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        """Put the tagged sub-words of another row, over and over, in the place of those of the example."""
+        words = [word for word, tag in zip(other["input_ids"], other["labels"], strict=True) if tag != IGNORE_INDEX]
+        if not words:
+            return example
+        pairs, taken = zip(example["input_ids"], example["labels"], strict=True), itertools.cycle(words)
+        return {**example, "input_ids": [own if tag == IGNORE_INDEX else next(taken) for own, tag in pairs]}
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")

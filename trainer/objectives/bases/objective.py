@@ -259,6 +259,13 @@ class Objective(ReleaseReading[OptionsT], ABC):
 
     # Scores and metrics
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        """Return an example with its labels and the inputs of another row; None if its labels are parts of its inputs, such as next tokens.
+
+        A model that knows something of its rows is worse on such examples: a first release must be (tasks.evaluation.other_rows).
+        """
+        return None
+
     @abstractmethod
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         """Return the names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
