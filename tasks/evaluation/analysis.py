@@ -15,6 +15,7 @@ from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import report
 from tasks.evaluation.breakdowns import report_breakdowns
+from tasks.evaluation.heavy_rows import find_heavy_rows
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.row_ages import KNOWN
@@ -137,6 +138,7 @@ class EvaluationAnalysis:
     ) -> Iterator[report.MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
         sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
+        objective = self.plan.resampler.objective
         for metric, gain in self._gains(own, other, against=against).items():
             yield report.MetricComparison(
                 against=against,
@@ -150,6 +152,7 @@ class EvaluationAnalysis:
                 learned=len(self.plan.ages.learned) if against == "champion" else 0,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
+                heavy=find_heavy_rows(objective.row_weights(metric, own.columns), own),
             )
 
     def _slices(self) -> Iterator[report.SliceResult]:

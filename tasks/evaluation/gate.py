@@ -132,8 +132,11 @@ def comparison_sentence(comparison: report.MetricComparison, gate: Gate) -> str:
     bar = _bar(comparison, gate)
     demand = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
     text += f"; the gain's lower end must be {demand}"
-    few_groups = comparison.few_groups if comparison.gain > bar else ""
-    return f"{text}; {few_groups}: add rows of other groups" if few_groups else text
+    if comparison.gain > bar and comparison.few_groups:
+        text += f"; {comparison.few_groups}: add rows of other groups"
+    if comparison.heavy_rows:
+        text += f"; {comparison.heavy_rows}: look at these, add rows, or cut long ones"
+    return text
 
 
 def _bar(comparison: report.MetricComparison, gate: Gate) -> float:

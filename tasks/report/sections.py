@@ -157,7 +157,9 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: st
         "not both models read as a whole": compared[0].left_out,
     }
     without = " and ".join(f"{count_with_noun(count, 'row')} that {why}" for why, count in missing.items() if count)
-    return f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
+    lead = f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
+    deciding = [f"{one.heavy_rows[0].upper()}{one.heavy_rows[1:]}." for one in compared if one.heavy_rows]
+    return " ".join([lead, *deciding])
 
 
 def slices_section_content(results: RunResults) -> Section | None:

@@ -208,6 +208,18 @@ class TokenClassification(ClassifierObjective[Options]):
         """The scores themselves, (N, 6)."""
         return np.stack([scores[name] for name in self.score_names(state)], axis=1)
 
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """The sub-words, or the spans that are predicted or there."""
+        counted = {
+            "loss": ("tokens",),
+            "token_accuracy": ("tokens",),
+            "precision": ("predicted_spans",),
+            "recall": ("actual_spans",),
+            "f1": ("predicted_spans", "actual_spans"),
+        }
+        names = counted.get(metric)
+        return np.sum([scores[name] for name in names], axis=0) if names else None
+
     def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
         """Return which of N rows have exactly the spans that are predicted, (N,)."""
         return np.array(np.ptp([scores[name] for name in self.score_names({})[3:]], axis=0) == 0, np.bool_)

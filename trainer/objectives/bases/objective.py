@@ -322,6 +322,10 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return how many rows, or groups, each of the `shares` has of which `metric` is the mean, such as a macro average."""
         return ()
 
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """Return how much each of N rows counts in a metric, (N,), such as its tokens; None if all count alike, or nobody can say."""
+        return None
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return next(iter(scores.values())) / scores.get("tokens", 1)

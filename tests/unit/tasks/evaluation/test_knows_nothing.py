@@ -6,9 +6,12 @@ them. Its network gives each row logits that only chance decides. All else is th
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,17 +21,20 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from params import load
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
 from tasks.evaluation import gate, other_rows, settings_of_untrained
 from tasks.evaluation.analysis import EvaluationAnalysis
-from tasks.evaluation.other_rows import RowsWithOtherInputs, score_with_other_inputs
+from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import ScoredModel, score_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.statistics import Resampler
+from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
-from tests.support.tiny_releases import KINDS, OWN_ROWS
+from tests.support.tiny_releases import KINDS
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -169,7 +175,9 @@ KNOWING_NOTHING = {
         lambda draw: Network(np.log(OF_TAGS), 0.5, seed_of(draw), labels=TAGS, of_words=True),
         {"labels": TAGS},
     ),
-    "question_answering": Kind(an_answer, lambda draw: Reader(0.0, seed_of(draw)), lambda draw: Reader(1.8, seed_of(draw)), {}),
+    "question_answering": Kind(
+        an_answer, lambda draw: Reader(0.0, seed_of(draw)), lambda draw: Reader(1.8, seed_of(draw)), {}
+    ),
 }
 
 
@@ -191,7 +199,9 @@ class Tried:
     details: EvaluationDetails
 
 
-def judge(name: str, seed: int, monkeypatch: pytest.MonkeyPatch, *, metric: str | None = None, knows: float = 0.0) -> Tried:
+def judge(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch, *, metric: str | None = None, knows: float = 0.0
+) -> Tried:
     """The verdict on a candidate; `knows`: the share of rows whose labels it finds, for row labels."""
     kind, draw = KNOWING_NOTHING[name], np.random.default_rng(seed)
     objective: Any = objectives.build_objective(ObjectiveChoice(name=name))
@@ -283,3 +293,87 @@ def test_what_knows_only_the_shares_of_labels_is_published_in_at_most_5_of_100_t
 def test_a_model_that_knows_some_rows_is_published(monkeypatch) -> None:
     tried = [judge("sequence_classification", seed, monkeypatch, knows=0.3) for seed in range(8)]
     assert sum(one.verdict == "publish" for one in tried) >= 7, [one.reasons for one in tried]
+
+
+def words_of(text: str) -> list[tuple[int, str]]:
+    """The words of a text, each with the place where it begins."""
+    places = [match.start() for match in re.finditer(r"\S+", text)]
+    return [(place, text[place:].split(maxsplit=1)[0]) for place in places]
+
+
+def shuffled(kind: str, count: int, draw: np.random.Generator, first: int) -> dict[str, list[Any]]:
+    """Rows of an objective in which nothing says what is right: it was drawn by chance, or dealt out anew."""
+    texts = tiny.sentences(count, first)
+    order = draw.permutation(count).tolist()
+    animals = [texts[i].split()[1] for i in order]
+    either = (draw.random(count) < 0.5).tolist()
+    picked = [words_of(text)[int(draw.integers(len(words_of(text))))] for text in texts]
+    spans = [[{"label": "who", "start": place, "end": place + len(word)}] for place, word in picked]
+    none = {"text": list[str](), "answer_start": list[int]()}
+    answers = [
+        {"text": [word], "answer_start": [place]} if yes else none
+        for (place, word), yes in zip(picked, either, strict=True)
+    ]
+    pairs = list(zip(animals, draw.permutation(animals).tolist(), strict=True))
+    choices = ["cat", "dog", "friend", "king"]
+    rows: dict[str, dict[str, list[Any]]] = {
+        "sequence_classification": {"text": texts, "label": ["cat" if d == "dog" else d for d in animals]},
+        "multi_label_classification": {"text": texts, "labels": [tiny.label_sets_of(texts)[i] for i in order]},
+        "token_classification": {"text": texts, "spans": spans},
+        "question_answering": {"question": ["who?"] * count, "context": texts, "answers": answers},
+        "multiple_choice": {"context": texts, "choices": [choices] * count, "label": animals},
+        "regression": {"text": texts, "label": animals, "number": draw.normal(0, 1, count).tolist()},
+        "ranking": {"text": texts, "label": [f"q{i // 6}" for i in range(count)], "number": [float(e) for e in either]},
+        "dpo": {"text": texts, "label": [one for one, _ in pairs], "other": [two for _, two in pairs]},
+        "reward": {"text": texts, "label": [one for one, _ in pairs], "other": [two for _, two in pairs]},
+        "kto": {"text": texts, "label": animals, "liked": either},
+        "embedding": {"text": texts, "label": [f"{one} {i}" for i, one in enumerate(animals)]},
+    }
+    return rows[kind]
+
+
+NOT_ASKED = {"causal_lm", "sft", "conversations", "masked_lm", "seq2seq", "grpo", "iterative_sft"}
+"""They write text: what texts are like is what they learn, and it is there in any order."""
+ASKED = sorted(KINDS.keys() - NOT_ASKED)
+
+
+def train_on_noise(root: Path, kind: str, seed: int) -> str:
+    """The verdict on a first release that was really trained for some steps on labels that say nothing."""
+    _, sections = KINDS[kind]
+    sections = copy.deepcopy(sections)
+    if kind in {"dpo", "reward"}:
+        sections["objective"]["rejected_column"] = "other"
+    artifacts = Artifacts("tiny", root)
+    recipe = load(tiny.write(artifacts.recipe_path, tiny.recipe({"seed": seed}, **sections)))
+    draw = np.random.default_rng(seed)
+    sizes = {"train": 60, "validation": 40, "test": 60}
+    splits = {split: shuffled(kind, count, draw, 3 * seed + i) for i, (split, count) in enumerate(sizes.items())}
+    tiny.write_rows(artifacts, **splits)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    releases.learn(artifacts, recipe, 12, rows=60)
+    return releases.evaluate(artifacts, recipe).verdict
+
+
+def test_real_trainings_on_labels_that_say_nothing_give_no_release(tmp_path) -> None:
+    for kind in ("sequence_classification", "multi_label_classification"):
+        assert train_on_noise(tmp_path / kind, kind, 1) == "refuse", kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ASKED)
+def test_many_real_trainings_on_labels_that_say_nothing_give_hardly_a_release(kind, tmp_path) -> None:
+    verdicts = [train_on_noise(tmp_path / str(seed), kind, seed) for seed in range(20)]
+    assert verdicts.count("publish") <= 2, verdicts
+
+
+def test_every_objective_is_asked_or_says_why_not() -> None:
+    assert {KINDS[kind][1].get("objective", {"name": "causal_lm"})["name"] for kind in KINDS} == {
+        *objectives.objective_names()
+    }
+
+
+def test_the_model_before_training_has_thresholds_of_its_own_unless_its_release_says_some() -> None:
+    own = {"Rude": 0.3, "old": 0.9}
+    chosen = {"rude": 0.6, "funny": 0.2}
+    assert settings_of_untrained._complete(None, chosen) == chosen
+    assert settings_of_untrained._complete(own, chosen) == {"rude": 0.3, "funny": 0.2}
