@@ -362,8 +362,8 @@ def test_real_trainings_on_labels_that_say_nothing_give_no_release(tmp_path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ASKED)
 def test_many_real_trainings_on_labels_that_say_nothing_give_hardly_a_release(kind, tmp_path) -> None:
-    verdicts = [train_on_noise(tmp_path / str(seed), kind, seed) for seed in range(20)]
-    assert verdicts.count("publish") <= 2, verdicts
+    verdicts = [train_on_noise(tmp_path / str(seed), kind, seed) for seed in range(8)]
+    assert verdicts.count("publish") <= 1, verdicts
 
 
 def test_every_objective_is_asked_or_says_why_not() -> None:
