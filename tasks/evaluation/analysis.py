@@ -15,6 +15,7 @@ from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import report
 from tasks.evaluation.breakdowns import report_breakdowns
+from tasks.evaluation.heavy_rows import find_heavy_rows
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.row_ages import KNOWN
@@ -74,6 +75,11 @@ class EvaluationAnalysis:
             learned_by_candidate=len(self.plan.learned["model"]),
         )
 
+    def compare_with_other_rows(self, other: RowScores) -> report.MetricComparison | None:
+        """Compare the candidate in the metric that decides with itself, scored with the inputs of other rows."""
+        own, other = align_to_common_rows(self.scored["model"].scores, other, np.zeros(0, np.int64))
+        return next((one for one in self._compare(own, other, "other_rows") if one.metric == self.plan.metric), None)
+
     def _vectors(self) -> VectorSpaceChange | None:
         space, champion = self.plan.resampler.objective.vector_space, self.scored.get("champion")
         if space is None or champion is None:
@@ -103,7 +109,7 @@ class EvaluationAnalysis:
     def _gains(self, own: RowScores, other: RowScores, *, against: report.Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
-        return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
+        return {name: one for name, one in gains.items() if against != "champion" or self.plan.can_compare(name)}
 
     def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
         """The scores of candidate and champion on the rows that both read as a whole and neither has learned from, if any.
@@ -133,6 +139,7 @@ class EvaluationAnalysis:
     ) -> Iterator[report.MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
         sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
+        objective = self.plan.resampler.objective
         for metric, gain in self._gains(own, other, against=against).items():
             yield report.MetricComparison(
                 against=against,
@@ -147,6 +154,7 @@ class EvaluationAnalysis:
                 learned_by_candidate=len(self.plan.learned["model"]),
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
+                heavy=find_heavy_rows(objective.row_weights(metric, own.columns), own),
             )
 
     def _slices(self) -> Iterator[report.SliceResult]:

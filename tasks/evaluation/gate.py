@@ -1,7 +1,7 @@
 """The gate: may the candidate replace the champion, that is the published model?
 
     refuse   no, it must not be published at all: it misses a floor or a suite of rows, or a first release is no better than before training
-    keep     no, the champion stays: the candidate was not shown to be better
+    keep     no, the champion stays: the candidate was not shown to be better, or is what the training started from
     publish  yes
 
 The verdict goes into a blessing that names the candidate, the rows, the recipe and the champion by their hashes; the
@@ -12,12 +12,34 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
+
+
+@dataclass(frozen=True)
+class BestStart:
+    """The start of a training of which no step was better: the candidate is a model that has learned nothing in it."""
+
+    name: str
+    """What the training started from: `the published model v3`, `the model before training`."""
+    is_champion: bool
+    best_metric: str
+    """The metric of the validation split by which weights are kept."""
+
+    @property
+    def sentence(self) -> str:
+        """Why it is not published, and what to change."""
+        found = (
+            f"no step of the training was better than its start (step 0, by {self.best_metric} of the validation split)"
+        )
+        what = f"the candidate is {self.name}, and there is nothing to publish"
+        fix = "lower `training.learning_rate`, train longer (`training.epochs` or `training.max_steps`)"
+        return f"{found}: {what}; {fix}, or choose another `training.best_metric`"
 
 
 def judge_candidate(
@@ -30,29 +52,31 @@ def judge_candidate(
     is_champion: bool,
     rolled_back_reason: str | None,
     distrusted_start: str | None = None,
-    is_untrained: bool = False,
+    start: BestStart | None = None,
     row_use: report.HeldOutRowUse | None = None,
 ) -> tuple[report.Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
     `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
     so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `distrusted_start`: which release that
-    its training goes back to was rolled back, if one was. `is_untrained`: the best step is
-    the start, and that is the champion. `row_use`: with `over: test_rows`.
+    its training goes back to was rolled back, if one was. `start`: what the candidate is if no step of the training was better than its start.
+    `row_use`: with `over: test_rows`.
     """
-    if is_champion or is_untrained:
-        untrained = "no step of the training was better than its start, the published model"
-        why = "the published model has the same weights" if is_champion else untrained
-        return "keep", [f"{why}: there is nothing to publish"]
+    if is_champion:
+        return "keep", ["the published model has the same weights: there is nothing to publish"]
+    if start:
+        return "keep" if has_champion or start.is_champion else "refuse", [start.sentence]
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
-    start = deciding.get("untrained")
+    untrained = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     failures += _missed_label_floors(gate, details.labels)
     failures += [suite.sentence for suite in details.suites if not suite.is_passed]
-    if not has_champion and start and not gain_passes_bar(start, gate):
-        failures.append(
-            f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
-        )
+    if not has_champion and untrained and not gain_passes_bar(untrained, gate):
+        told = comparison_sentence(untrained, gate)
+        failures.append(f"a first release must be better than the model before training: {told}")
+    if not has_champion and details.other_rows and not gain_passes_bar(details.other_rows, gate):
+        told = comparison_sentence(details.other_rows, gate)
+        failures.append(f"a first release must know something of its rows, and this one answers others as well: {told}")
     new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
     used_up, warning = list[str](), list[str]()
     if row_use and row_use.is_up:
@@ -63,13 +87,15 @@ def judge_candidate(
         warning.append(f"the held-out rows are soon used up: {left}; {new_rows}")
     if failures or (used_up and not has_champion):
         return "refuse", failures + ([] if has_champion else used_up)
-    rolled_back = [f"a release of the same weights was rolled back: {rolled_back_reason}"] if rolled_back_reason else []
-    if distrusted_start and not rolled_back:
-        rolled_back = [distrusted_start]
-    if rolled_back or used_up:
-        return "keep", rolled_back or used_up
+    stays = used_up
+    if distrusted_start:
+        stays = [distrusted_start]
+    if rolled_back_reason:
+        stays = [f"a release of the same weights was rolled back: {rolled_back_reason}"]
+    if stays:
+        return "keep", stays
     if not has_champion:
-        better = [comparison_sentence(start, gate)] if start else []
+        better = [comparison_sentence(untrained, gate)] if untrained else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
     return "publish" if is_better else "keep", [*reasons, *warning]
@@ -113,13 +139,20 @@ def comparison_sentence(comparison: report.MetricComparison, gate: Gate) -> str:
     bar = _bar(comparison, gate)
     demand = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
     text += f"; the gain's lower end must be {demand}"
-    few_groups = comparison.few_groups if comparison.gain > bar else ""
-    return f"{text}; {few_groups}: add rows of other groups" if few_groups else text
+    if comparison.gain > bar and comparison.few_groups:
+        text += f"; {comparison.few_groups}: add rows of other groups"
+    if comparison.heavy_rows:
+        text += f"; {comparison.heavy_rows}: look at these, add rows, or cut long ones"
+    return text
 
 
 def _bar(comparison: report.MetricComparison, gate: Gate) -> float:
-    """The bar, which a `margin` lowers for the champion only: a model no better than before training learned nothing."""
-    return max(gate.bar, 0.0) if comparison.against == "untrained" else gate.bar
+    """The bar, which a `margin` lowers for the champion only: a model no better than before training learned nothing.
+
+    One that answers other rows as well as its own knows nothing of them; how much more it must know nobody can say.
+    """
+    bars = {"champion": gate.bar, "untrained": max(gate.bar, 0.0), "other_rows": 0.0}
+    return bars[comparison.against]
 
 
 def _missed_floors(gate: Gate, directions: Mapping[str, Direction], metrics: Mapping[str, float]) -> Iterator[str]:

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _NO_STATES: Final = "no train rows, because the network gives no hidden state for each token"
 _DRAWN: Final = 25
 """Rows that are drawn at random."""
-_LEAST_SKILL: Final = 2 / 3
-"""Share of the candidate's skill that what reviews train rows must have: else it would mostly find its own errors."""
+_LEAST_SHARE: Final = 2 / 3
+"""Share of the candidate's skill that what reviews train rows must have, beside skill of its own: else it would mostly find its own errors."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,28 @@ def review_labels(
         return LabelReview(None, review_csv([], {}))
     assert isinstance(objective, ClassifierObjective)
     learned = SplitRows(plan.rows.folder.parent / plan.train.name)
-    splits = [suspects.beliefs_of_scores(objective, state, plan.rows, scores)]
-    not_read = _NO_STATES if train is None else ""
-    if train is not None:
+    evaluated = suspects.beliefs_of_scores(objective, state, plan.rows, scores)
+    splits, not_read = list[SplitBeliefs](), list[str]()
+    if train is None:
+        not_read.append(_NO_STATES)
+    else:
         linear = suspects.beliefs_of_features(objective, state, learned, train, plan.resampler.seed)
-        if linear.skill >= _LEAST_SKILL * splits[0].skill:
-            splits.insert(0, linear)
+        if linear.known and linear.skill >= _LEAST_SHARE * evaluated.skill:
+            splits.append(linear)
         else:
-            skills = f"its skill is {linear.skill:.2f}, that of the new model {splits[0].skill:.2f}"
-            not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
+            skills = f"its skill is {linear.skill:.2f}, that of the new model {evaluated.skill:.2f}"
+            not_read.append(
+                f"no train rows, because the model before training knows too little of these labels ({skills})"
+            )
+    if evaluated.known:
+        splits.append(evaluated)
+    else:
+        told = f"its skill is {evaluated.skill:.2f}"
+        not_read.append(f"no {evaluated.split} rows, because the new model knows too little of these labels ({told})")
     found = suspects.find_suspects(splits)
     other = suspects.beliefs_of_scores(objective, state, plan.rows, champion) if champion else None
-    queue = [*_queue(found, splits[-1], other, objective), *_unsure(unsure, learned, objective)]
+    is_told = other is not None and bool(other.known)  # a model that knows too little is unsure of all rows
+    queue = [*_queue(found, evaluated, other, objective), *_unsure(unsure if is_told else (), learned, objective)]
     texts, hashes, others = dict[int, str](), dict[int, str](), dict[str, dict[int, Any]]()
     in_table = {ROW_ID, *(name for name, kind in objective.columns().items() if kind in ("string", "label"))}
     for stored in (learned, plan.rows):
@@ -109,7 +119,7 @@ def review_labels(
             hashes[row[ROW_ID]] = format_row_hash(hash_but_labels(objective.columns(), row))
             for name in (name for name in row if name not in in_table):
                 others.setdefault(name, {})[row[ROW_ID]] = row[name]
-    report = _report(splits, found, texts, not_read, plan.settings.worst_rows)
+    report = _report(splits, found, texts, "; ".join(not_read), plan.settings.worst_rows)
     return LabelReview(report, review_csv(queue, texts, others, hashes))
 
 
@@ -149,7 +159,8 @@ def _report(
 ) -> SuspectReport:
     counts, rows = Counter(one.given for one in found), Counter[str]()
     for split in splits:
-        for question, one in enumerate(split.beliefs):
+        for question in split.known:
+            one = split.beliefs[question]
             places = np.bincount(one.given[split.judged_in(question)], minlength=len(one.answers))
             rows.update(dict(zip(one.answers, places.tolist(), strict=True)))
     suggested = dict[str, tuple[str, int]]()
@@ -161,7 +172,7 @@ def _report(
             SuspectSplit(
                 split=one.split,
                 rows=len(one.rows),
-                reviewed=len(one.row_ids) if one.judged is None else int(one.judged.any(1).sum()),
+                reviewed=len(one.row_ids) if one.judged is None else int(one.judged[:, one.known].any(1).sum()),
                 suspects=len({own.row_id for own in found if own.split == one.split}),
             )
             for one in splits

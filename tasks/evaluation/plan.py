@@ -82,6 +82,10 @@ class EvaluationPlan:
     rows: SplitRows
     train: Path
     """The sequences of the train split."""
+    validation: Path
+    """Those of the validation split, as training reads them."""
+    asks_other_rows: bool
+    """Whether the candidate is also scored with the inputs of other rows: for a first release, unless the recipe compares nothing."""
     features: Path
     """What an earlier run made of them for the review of labels."""
     groups: RowGroups | None
@@ -194,6 +198,8 @@ def plan_evaluation_and_encode(
         directions={**built.metrics, **built.evaluate_only_metrics, **extra},
         rows=rows,
         train=artifacts.tokens / "train",
+        validation=artifacts.tokens / "validation",
+        asks_other_rows=evaluation.compare_untrained and found is None,
         features=artifacts.features,
         groups=groups,
         models=tuple(models),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, isfinite, log2
 from typing import ClassVar, Literal
 
@@ -18,8 +19,13 @@ from tasks.stages import Number, Report
 from trainer.start import ReleaseReference
 
 Verdict = Literal["publish", "keep", "refuse"]
-Opponent = Literal["champion", "untrained"]
-"""A model that the candidate is compared with."""
+Opponent = Literal["champion", "untrained", "other_rows"]
+"""What the candidate is compared with: a model, or itself with the inputs of other rows (`tasks.evaluation.other_rows`)."""
+_OPPONENTS: Mapping[Opponent, str] = {
+    "champion": "the champion's",
+    "untrained": "before training",
+    "other_rows": "with the inputs of other rows",
+}
 _FEW_GROUPS = 30
 """With fewer groups, or a tenth of the rows in one of them, groups tell clearly less than as many independent rows."""
 
@@ -84,6 +90,22 @@ class ConfidenceInterval(Report):
     high: Number
 
 
+class HeavyRow(Report):
+    """A row, or a group of rows, with much of the weight that all rows have in a metric, such as a third of all tokens."""
+
+    row_id: int
+    """The row, or that with the most weight of its group."""
+    rows: int
+    """How many rows the group has; 1 of a row by itself."""
+    share: Number
+
+    @property
+    def sentence(self) -> str:
+        """Return, for example, `row 17 has 34%`."""
+        group = f" and {self.rows - 1} more of its group have" if self.rows > 1 else " has"
+        return f"row {self.row_id}{group} {100 * self.share:.3g}%"
+
+
 class MetricComparison(Report):
     """The difference of a metric between the candidate and another model on the same rows."""
 
@@ -107,10 +129,12 @@ class MetricComparison(Report):
     """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
     largest_group: int | None = None
     """How many of the rows are of one group, at most; None in a report of an earlier version, too."""
+    heavy: list[HeavyRow] = Field(default=[])
+    """The rows that decide, the heaviest first (`tasks.evaluation.heavy_rows`); empty if none has much of the weight."""
 
     def sentence(self, confidence: float) -> str:
         """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
-        other = "the champion's" if self.against == "champion" else "before training"
+        other = _OPPONENTS[self.against]
         side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
@@ -160,6 +184,14 @@ class MetricComparison(Report):
         if self.groups >= _FEW_GROUPS and self.largest_group * 10 <= self.rows:
             return ""
         return f"the interval is wide because the rows are of {self.groups} groups, the largest of {self.largest_group} rows"
+
+    @property
+    def heavy_rows(self) -> str:
+        """Which rows decide, because they have much of the weight; empty if none has."""
+        if not self.heavy:
+            return ""
+        rows = ", ".join(one.sentence for one in self.heavy)
+        return f"few rows decide {self.metric}: {rows} of the weight of {self.rows} rows"
 
     def _counted(self) -> str:
         rows = f"{self.rows} row{'s' if self.rows != 1 else ''}"
@@ -256,6 +288,8 @@ class EvaluationDetails(Report):
     """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
     ages_unknown: str = ""
     """Why they could not be told apart."""
+    other_rows: MetricComparison | None = None
+    """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
     suites: list[SuiteResult] = Field(default=[])
     """What the candidate makes of `evaluation.suites`."""
 

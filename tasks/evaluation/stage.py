@@ -32,12 +32,13 @@ from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
+from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
-from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
-from tasks.evaluation.scoring import ScoredModel, score_rows, without_rows
+from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
+from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
@@ -90,11 +91,15 @@ def evaluate(
         shutil.rmtree(folder / ".texts", ignore_errors=True)
         other = scored["champion"].scores if "champion" in scored else None
         review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
-        details = EvaluationAnalysis(plan, scored).details(found.confidence, review.report)
+        analysis = EvaluationAnalysis(plan, scored)
+        details = analysis.details(found.confidence, review.report)
         details = details.model_copy(update={"suites": found.suites})
+        if found.other_rows:
+            details = details.model_copy(update={"other_rows": analysis.compare_with_other_rows(found.other_rows)})
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
-        if settings.over == "test_rows" and details.comparisons and not is_champion:
+        start = _find_best_start(artifacts, published.champion)
+        if settings.over == "test_rows" and details.comparisons and not (is_champion or start):
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
@@ -110,7 +115,7 @@ def evaluate(
             is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
             distrusted_start=published.distrusted_start,
-            is_untrained=_is_start_best(artifacts, published.champion),
+            start=start,
             row_use=use,
         )
         reasons += [
@@ -174,14 +179,25 @@ class Measured:
     train: TrainFeatures | None = None
     """Features of train rows, for the review of labels."""
     suites: Sequence[SuiteResult] = ()
+    other_rows: RowScores | None = None
+    """The candidate's scores with the inputs of other rows, if they are asked for."""
 
 
-def _is_start_best(artifacts: Artifacts, champion: ReleaseReference | None) -> bool:
-    """Whether the training started from the champion, and no step of it was better: a head that has grown is another model by its weights."""
-    start = read_start_of_training(artifacts)
-    if not champion or not start or start.commit != champion.commit:
-        return False
-    return not json.loads(artifacts.report("train").read_bytes())["best_step"]
+def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) -> gate.BestStart | None:
+    """Return what the training started from if no step of it was better.
+
+    By its weights it may be another model than its start: a head that has grown, thresholds that were chosen.
+    """
+    path = artifacts.report("train")
+    trained = json.loads(path.read_bytes()) if path.exists() else None
+    if not trained or trained["best_step"]:
+        return None
+    release = read_start_of_training(artifacts)
+    is_champion = bool(release and champion and release.commit == champion.commit)
+    name = "the model before training"
+    if release:
+        name = f"the published model, {release.name}" if is_champion else f"the earlier release {release.name}"
+    return gate.BestStart(name, is_champion, str(trained.get("best_metric", "best_metric")))
 
 
 def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:
@@ -193,6 +209,8 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
         sequences, network = without_rows(Sequences(one.sequences), plan.learned[one.name]), one.load()
         objective, tokenizer, own = one.reader.objective, one.reader.tokenizer, plan.settings.metrics
         accumulator = EvaluationMetrics(objective, state=resampler.state, tokenizer=tokenizer, metrics=own)
+        if one.name == "untrained":
+            choose_settings(plan, network, one)
         scores = score_rows(
             network,
             sequences,
@@ -205,6 +223,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
         )
         if one.name == "model":
             found.suites = judge_suites(plan, network)
+            found.other_rows = score_with_other_inputs(plan, network, one)
         if one.name == "untrained":
             found.train = label_review.measure_train_rows(plan, network)
         if one.name == "champion" and plan.new_rows:

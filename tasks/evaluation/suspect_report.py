@@ -51,7 +51,7 @@ class SuspectReport(Report):
 
     splits: list[SuspectSplit]
     not_read: str = ""
-    """Why no train rows were reviewed; empty if some were."""
+    """Why no rows of the train split, or of the evaluated one, were reviewed; empty if those of both were."""
     labels: list[SuspectLabel]
     """Those with the most suspects first."""
     worst: list[SuspectRow]
@@ -59,6 +59,8 @@ class SuspectReport(Report):
 
     @property
     def sentence(self) -> str:
-        """Say how many labels look wrong."""
+        """Say how many labels look wrong, or why nobody was asked."""
+        if not self.splits:
+            return f"no review of labels: {self.not_read}"
         found = f"labels that look wrong: {', '.join(one.sentence for one in self.splits)}"
         return f"{found}; {self.not_read}" if self.not_read else found

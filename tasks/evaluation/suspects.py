@@ -6,11 +6,15 @@ likely, and is not the row's. Of the off-diagonal cells of the paper's confident
 likeliest one, too. They come in the order of the paper's normalized margin: the probability of the row's own label minus that of the other.
 
 What is asked must not have been learned from: the scores of the evaluated split are there, those of train rows are cross-fitted.
+
+A model that knows little of a question would call its own errors those of people. Nobody is asked who has no skill: it must be better than the
+answer that most rows have, by more than chance explains, and avoid a good share of that answer's errors (`SplitBeliefs.knows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +29,10 @@ from trainer.objectives.bases.lazy_imports import NDArray, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ObjectiveState
 
+_LEAST_SKILL: Final = 0.25
+"""Share of the errors of always holding the most frequent answer for right that a model must avoid for its doubts to say something."""
+_CRITICAL: Final = 1.96
+"""So many standard errors above none that share must be: the lower end of its 95% interval is then above 0."""
 _DIGITS: Final = 6
 """To so many digits margins are compared: what differs less is in the order of the rows, whatever the batches were."""
 
@@ -56,6 +64,8 @@ class SplitBeliefs:
     """For each question."""
     judged: NDArray[np.bool_] | None = None
     """(N, Q), which rows are judged in each question; None if all are."""
+    groups: NDArray[np.int64] | None = None
+    """(N,), equal for rows that belong together; None if each row is on its own."""
 
     @property
     def split(self) -> str:
@@ -68,16 +78,49 @@ class SplitBeliefs:
     @property
     def skill(self) -> float:
         """How much of the error of always holding the most frequent answer for right is avoided: 1 without error, 0 or less for nothing learned."""
-        wrong, guessed = 0.0, 0.0
-        for question, one in enumerate(self.beliefs):
-            rows = self.judged_in(question)
-            wrong += float((one.likeliest != one.given)[rows].sum())
-            guessed += float(rows.sum() - np.bincount(one.given[rows], minlength=1).max())
-        return 1 - wrong / guessed if guessed else 0.0
+        return self.skill_in(range(len(self.beliefs)))
+
+    def skill_in(self, questions: Iterable[int]) -> float:
+        """As `skill`, in some of the questions."""
+        avoided, guessed = 0.0, 0.0
+        for question in questions:
+            avoided += float(self._avoided_errors(question).sum())
+            guessed += float(self._errors_of_guess(question).sum())
+        return avoided / guessed if guessed else 0.0
+
+    def knows(self, question: int) -> bool:
+        """Whether the model has skill in a question: enough of it, and more than chance explains.
+
+        The score test of paired answers, with the continuity correction of Edwards (1948): without groups it is McNemar's.
+        """
+        avoided = self._avoided_errors(question)
+        if self.groups is not None:
+            places = np.unique(self.groups, return_inverse=True)[1]
+            avoided = np.bincount(places, weights=avoided)
+        is_chance = avoided.sum() - 1 <= _CRITICAL * math.sqrt(float((avoided**2).sum()))
+        return not is_chance and self.skill_in([question]) >= _LEAST_SKILL
+
+    @property
+    def known(self) -> list[int]:
+        """The questions in which the model has skill."""
+        return [question for question in range(len(self.beliefs)) if self.knows(question)]
+
+    def _errors_of_guess(self, question: int) -> NDArray[np.float64]:
+        """Return 1 for the rows whose answer is not the most frequent one, (N,); 0 for those that are not judged."""
+        given, rows = self.beliefs[question].given, self.judged_in(question)
+        most = np.bincount(given[rows], minlength=1).argmax()
+        return ((given != most) & rows).astype(float)
+
+    def _avoided_errors(self, question: int) -> NDArray[np.float64]:
+        """Return 1 for the rows in which the model is right and the most frequent answer is not, -1 for the reverse, (N,)."""
+        one = self.beliefs[question]
+        wrong = (one.likeliest != one.given) & self.judged_in(question)
+        return self._errors_of_guess(question) - wrong
 
     def suspects(self) -> Iterator[Suspect]:
-        """Yield the suspects, those of a question after the other."""
-        for question, one in enumerate(self.beliefs):
+        """Yield the suspects, those of a question after the other, without questions of which the model knows too little."""
+        for question in self.known:
+            one = self.beliefs[question]
             for place in np.flatnonzero(is_suspect(one) & self.judged_in(question)).tolist():
                 own, other = float(one.given_probability[place]), float(one.likeliest_probability[place])
                 given, suggested = (one.answers[int(places[place])] for places in (one.given, one.likeliest))
@@ -100,7 +143,9 @@ def beliefs_of_scores(
     objective: ClassifierObjective[Any], state: ObjectiveState, rows: SplitRows, scores: RowScores
 ) -> SplitBeliefs:
     """Return what the candidate holds of the rows of the evaluated split, from the scores that are there."""
-    return SplitBeliefs(rows, scores.row_ids, list(objective.label_beliefs(scores.columns, state)))
+    return SplitBeliefs(
+        rows, scores.row_ids, list(objective.label_beliefs(scores.columns, state)), groups=scores.groups
+    )
 
 
 def beliefs_of_features(
@@ -113,13 +158,18 @@ def beliefs_of_features(
     labels = torch.from_numpy(train.labels)
     table = objective.score_logits(torch.from_numpy(logits), labels if labels.dim() == 1 else labels.float())
     columns = dict(zip(objective.score_names(state), table.numpy().T, strict=True))
-    return SplitBeliefs(rows, train.row_ids, list(objective.label_beliefs(columns, state)), judged)
+    units = groups and groups.of(train.row_ids)
+    return SplitBeliefs(rows, train.row_ids, list(objective.label_beliefs(columns, state)), judged, units)
 
 
 def find_disagreements(own: SplitBeliefs, champion: SplitBeliefs) -> Iterator[Suspect]:
-    """Yield the answers in which candidate and champion differ, as one of them gives it that is not the row's."""
+    """Yield the answers in which candidate and champion differ, as one of them gives it that is not the row's.
+
+    Questions of which one of the two knows too little are left out: it differs by chance there.
+    """
     _, mine, theirs = np.intersect1d(own.row_ids, champion.row_ids, return_indices=True)
-    for one, other in zip(own.beliefs, champion.beliefs, strict=True):
+    for question in sorted({*own.known} & {*champion.known}):
+        one, other = own.beliefs[question], champion.beliefs[question]
         for at, there in zip(mine.tolist(), theirs.tolist(), strict=True):
             if one.likeliest[at] != other.likeliest[there]:
                 place, of = (at, one) if one.likeliest[at] != one.given[at] else (there, other)

@@ -142,7 +142,8 @@ def comparison_section_content(results: RunResults) -> Section | None:
 
 def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: str) -> str:
     if not against:
-        return f"Metrics of the candidate {where}, which it was not trained on.{_rows_that_do_not_count(results)}"
+        lead = f"Metrics of the candidate {where}, which it was not trained on."
+        return " ".join([lead, *_rows_that_do_not_count(results)])
     model = against[0]
     compared = [one for name in results.metric_names if (one := results.comparison(model, name))]
     found = [classify_gain(one.low, one.high) for one in compared]
@@ -158,12 +159,13 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: st
         "not both models read as a whole": compared[0].left_out,
     }
     without = " and ".join(f"{count_with_noun(count, 'row')} that {why}" for why, count in missing.items() if count)
-    text = f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
-    return f"{text}{_rows_that_do_not_count(results)}"
+    lead = f"Compared with the {OPPONENTS[model]} {where}, {f'without {without}, ' if without else ''}the candidate is {result}."
+    deciding = [f"{one.heavy_rows[0].upper()}{one.heavy_rows[1:]}." for one in compared if one.heavy_rows]
+    return " ".join([lead, *_rows_that_do_not_count(results), *deciding])
 
 
-def _rows_that_do_not_count(results: RunResults) -> str:
-    """Return how many rows the candidate knows through what it started from, and why there may be more."""
+def _rows_that_do_not_count(results: RunResults) -> list[str]:
+    """Say how many rows the candidate knows through what it started from, and why there may be more."""
     assert results.evaluated
     told = [
         f"It is not known of all of them whether the candidate has learned from them: {why}."
@@ -174,7 +176,7 @@ def _rows_that_do_not_count(results: RunResults) -> str:
         told.insert(
             0, f"{rows} of the split do not count: the candidate has learned from them through what it started from."
         )
-    return "".join(f" {sentence}" for sentence in told)
+    return told
 
 
 def slices_section_content(results: RunResults) -> Section | None:

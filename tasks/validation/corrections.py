@@ -32,6 +32,7 @@ from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
 from tasks.validation.spreadsheet_cells import read_guarded_cell
 from trainer.data.shards import ROW, ROW_ID, Shard
+from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import ColumnKind, Row, format_row_hash, hash_but_labels, label_columns
 
@@ -78,7 +79,7 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
     drawn = {key for key, one in said.items() if DRAWN in str(one.row.get(WHY))}
     wanted, changed = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0)
     known, wrong = set[int](), set[int]()
-    given, has_one_column = Counter[str](), len(label_columns(kinds)) == 1
+    given, of_source, has_one_column = Counter[str](), set[str](), len(label_columns(kinds)) == 1
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
@@ -87,11 +88,13 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
         works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in read]
         hashes = workers.run(partial(hash_shard_rows, method), works, what=f"shards ({split} rows by hash)")
         (folder / split).mkdir(parents=True)
-        for own, found in zip(stored.shards, hashes, strict=True):
+        for own, typed, found in zip(stored.shards, read, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
-            own_labels = (method.row_labels(corrections[int(found[place])]) for place in places if has_one_column)
-            given.update(label for labels in own_labels for label in {*labels})
+            before = _labels_at(method, typed, places) if has_one_column else {}
+            for place, labels in before.items():
+                of_source |= labels
+                given.update(_learned_labels(method, corrections[int(found[place])]) - labels)
             target = folder / split / own.shard.name
             written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
             changed[split] += len(written)
@@ -103,7 +106,22 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
     counts = {"drawn": len(drawn & known), "drawn_wrong": len(drawn & wrong)}
     report = CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
-    return report.model_copy(update={"given": given})
+    return report.model_copy(update={"given": {label: rows for label, rows in given.items() if label not in of_source}})
+
+
+def _labels_at(method: Objective[Any], rows: SplitRows, places: Sequence[int]) -> dict[int, set[str]]:
+    """Return the labels that the source gives the rows at some places of a shard; a row that the objective rejects has none."""
+    if not places:
+        return {}
+    wanted, found = {*places}, dict[int, set[str]]()
+    for place, row in enumerate(rows.rows([*method.columns()])):
+        if place in wanted:
+            found[place] = set() if method.reject_reason(row) else _learned_labels(method, row)
+    return found
+
+
+def _learned_labels(method: Objective[Any], row: Row) -> set[str]:
+    return {as_learned(label, method.state_of) for label in method.row_labels(row)}
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:

@@ -32,7 +32,7 @@ FEW_LABELS: Final = 3
 
 
 def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions, given: Counter[str]) -> list[CheckResult]:
-    """Compare the labels of the remaining rows of each split; `given` are the rows by the label that a correction gave them."""
+    """Compare the labels of the remaining rows of each split; `given` are the rows by the new label that a correction gave them."""
     if not objectives.needs_row_check(method, "unseen_label") or not rows.remaining(set_aside)["train"]:
         return []
     counts = count_labels(method, rows, set_aside)
@@ -41,7 +41,8 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions, gi
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
     total = sum(counts.values(), Counter[str]())
     reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(total, method.state_of)]
-    if only := [label for label in given if 0 < total[label] <= given[label]]:
+    only = _labels_of_corrections(method, rows, total, given)
+    if only:
         reported.append((SOURCE_HAS_LABELS, f"no row of the source has {list_labels(only)}, only data.corrections"))
     reported += [(SPLIT_HAS_LABELS, one) for one in _lacking_splits(counts)]
     for kind, sentence in reported:
@@ -52,12 +53,21 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions, gi
     return results
 
 
-def count_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) -> dict[str, Counter[str]]:
-    """Return how many rows of each split have each label, but for those at the positions in `set_aside`."""
+def count_labels(
+    method: Objective[Any],
+    rows: RawRows,
+    set_aside: Positions,
+    *,
+    only_usable: bool = False,
+) -> dict[str, Counter[str]]:
+    """Return how many rows of each split have each label, but for those at the positions in `set_aside`.
+
+    With `only_usable`, those that the objective rejects do not count either.
+    """
     counted = rows.run(
-        partial(count_shard_labels, method),
+        partial(count_shard_usable_labels if only_usable else count_shard_labels, method),
         rows.parts,
-        what="labels of rows",
+        what="labels of usable rows" if only_usable else "labels of rows",
         columns=list(method.columns()),
         skip=set_aside,
         objective=objective_identity(method),
@@ -71,6 +81,33 @@ def count_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
 def count_shard_labels(method: Objective[Any], work: RawShardWork) -> Counter[str]:
     """Return how many rows of one shard have each label, as it stands there."""
     return Counter(label for _, row in work.each() for label in {*method.row_labels(row)})
+
+
+def count_shard_usable_labels(method: Objective[Any], work: RawShardWork) -> Counter[str]:
+    """Return how many rows of one shard have each label, but for those that the objective rejects."""
+    usable = (row for _, row in work.each() if not method.reject_reason(row))
+    return Counter(label for row in usable for label in {*method.row_labels(row)})
+
+
+def _labels_of_corrections(
+    method: Objective[Any], rows: RawRows, remaining: Mapping[str, int], given: Mapping[str, int]
+) -> list[str]:
+    """Return the labels that a correction has given to every row that has them, those that a check sets aside included."""
+    in_use = _count_learned(method, remaining)
+    only = [label for label in given if 0 < in_use[label] <= given[label]]
+    if not only:
+        return []
+    counts = count_labels(method, rows, NOTHING, only_usable=True)
+    every = _count_learned(method, sum(counts.values(), Counter[str]()))
+    return [label for label in only if every[label] <= given[label]]
+
+
+def _count_learned(method: Objective[Any], counts: Mapping[str, int]) -> Counter[str]:
+    """Return the rows of each label, without the white space at its ends where the objective learns both as one."""
+    found = Counter[str]()
+    for label, rows in counts.items():
+        found[as_learned(label, method.state_of)] += rows
+    return found
 
 
 def _check_known(

@@ -86,7 +86,7 @@ class CorrectionsReport(Report):
     drawn_wrong: int = 0
     """How many of these had a wrong label."""
     given: dict[str, int] = pydantic.Field(default_factory=dict)
-    """Rows by the label that a correction gives them."""
+    """Rows by a label that a correction gives them, and that none of the corrected rows has in the source."""
 
     @property
     def sentence(self) -> str:

@@ -196,6 +196,9 @@ class MultiLabelClassification(ClassifierObjective[Options]):
 
     # Scores and metrics
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        return {**other, **{name: example[name] for name in ("row_id", "labels")}}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "agreement", *(f"{what} {label}" for what in _OF_A_LABEL for label in state["labels"]))
 
@@ -256,6 +259,11 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         if metric == "micro_f1":
             return [min(float(either.sum()), float(totals[1]))] if either.any() else ()
         return list(either[either > 0]) if metric == "macro_f1" else ()
+
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """Of micro F1, the labels that a row has or is predicted to have."""
+        counted = [own for name, own in scores.items() if name.startswith(("given ", "predicted "))]
+        return np.sum(counted, axis=0) if metric == "micro_f1" else None
 
     def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
         return totals[..., 3:].reshape(*totals.shape[:-1], 3, len(state["labels"]))

@@ -15,6 +15,7 @@ shares. Each question counts once, however many windows its context has.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -229,6 +230,16 @@ class QuestionAnswering(Objective[Options]):
         both = zip(logits, (batch["start_positions"], batch["end_positions"]), strict=True)
         starts, ends = (F.cross_entropy(one, places, reduction="none") for one, places in both)
         return logits, (starts + ends) / 2, outputs
+
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        """Put the context of another row, over and over, in the place of that of the example; its question stays."""
+        first, of_other = example["first"], other["first"]
+        words = other["input_ids"][of_other : of_other + len(other["starts"])]
+        if not words:
+            return example
+        own, size = [*example["input_ids"]], len(example["starts"])
+        own[first : first + size] = itertools.islice(itertools.cycle(words), size)
+        return {**example, "input_ids": own}
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES

@@ -188,6 +188,9 @@ class Ranking(TextOrPairObjective[Options]):
 
     # Scores and metrics
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        return {**other, **{name: example[name] for name in ("row_id", "labels", "relevance", "query")}}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "probability", "score", "relevance", "query")
 

@@ -144,6 +144,9 @@ class Regression(TextOrPairObjective[Options]):
         model.register_forward_hook(rearrange)
         return model
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        return {**other, **{name: example[name] for name in ("row_id", "labels")}}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return [f"{what} {name}" for what in ("predicted", "given") for name in self.names]
 

@@ -126,6 +126,9 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         """(B, C) logits and (B,) labels to losses (B,)."""
         return F.cross_entropy(logits.float(), labels, reduction="none")
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        return {**other, **{name: example[name] for name in ("row_id", "labels")}}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "label", "prediction", "confidence")
 

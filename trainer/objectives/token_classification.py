@@ -18,6 +18,7 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,6 +192,14 @@ class TokenClassification(ClassifierObjective[Options]):
         exact = [(label, *_trimmed(text, start, end)) for label, start, end in self._spans(row)]
         return self._tagged_spans(row, tokenizer) == exact
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        """Put the tagged sub-words of another row, over and over, in the place of those of the example."""
+        words = [word for word, tag in zip(other["input_ids"], other["labels"], strict=True) if tag != IGNORE_INDEX]
+        if not words:
+            return example
+        pairs, taken = zip(example["input_ids"], example["labels"], strict=True), itertools.cycle(words)
+        return {**example, "input_ids": [own if tag == IGNORE_INDEX else next(taken) for own, tag in pairs]}
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
 
@@ -208,6 +217,18 @@ class TokenClassification(ClassifierObjective[Options]):
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
         return np.stack([scores[name] for name in self.score_names(state)], axis=1)
+
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """The sub-words, or the spans that are predicted or there."""
+        counted = {
+            "loss": ("tokens",),
+            "token_accuracy": ("tokens",),
+            "precision": ("predicted_spans",),
+            "recall": ("actual_spans",),
+            "f1": ("predicted_spans", "actual_spans"),
+        }
+        names = counted.get(metric)
+        return np.sum([scores[name] for name in names], axis=0) if names else None
 
     def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
         """Return which of N rows have exactly the spans that are predicted, (N,)."""

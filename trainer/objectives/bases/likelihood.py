@@ -107,6 +107,12 @@ class TokenLikelihood(Likelihood[OptionsT]):
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         return token_metrics(totals)
 
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """The tokens that are predicted, or the bytes of their text."""
+        counted = "bytes" if metric == "bits_per_byte" else "tokens"
+        is_of_tokens = metric in TokenLikelihood.metrics or metric in TokenLikelihood.evaluate_only_metrics
+        return scores.get(counted) if is_of_tokens else None
+
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
         return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))

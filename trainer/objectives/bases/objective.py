@@ -282,6 +282,13 @@ class Objective(ReleaseReading[OptionsT], ABC):
 
     # Scores and metrics
 
+    def with_inputs_of(self, example: Example, other: Example) -> Example | None:
+        """Return an example with its labels and the inputs of another row; None if its labels are parts of its inputs, such as next tokens.
+
+        A model that knows something of its rows is worse on such examples: a first release must be (tasks.evaluation.other_rows).
+        """
+        return None
+
     @abstractmethod
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         """Return the names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
@@ -356,6 +363,10 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
         """Return how many rows, or groups, each of the `shares` has of which `metric` is the mean, such as a macro average."""
         return ()
+
+    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """Return how much each of N rows counts in a metric, (N,), such as its tokens; None if all count alike, or nobody can say."""
+        return None
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""

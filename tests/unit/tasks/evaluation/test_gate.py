@@ -59,7 +59,7 @@ def judge(
     has_champion: bool = True,
     is_champion: bool = False,
     rolled_back_reason: str | None = None,
-    is_untrained: bool = False,
+    start: gate.BestStart | None = None,
     row_use: HeldOutRowUse | None = None,
 ) -> Judged:
     details = EvaluationDetails(
@@ -82,7 +82,7 @@ def judge(
         has_champion=has_champion,
         is_champion=is_champion,
         rolled_back_reason=rolled_back_reason,
-        is_untrained=is_untrained,
+        start=start,
         row_use=row_use,
     )
     return Judged(verdict, tuple(reasons))
@@ -368,10 +368,23 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
     assert judge(Gate(known_margin=0.02), BETTER, ages=(by_chance, new)).verdict == "publish"
 
 
-def test_a_start_that_no_step_has_improved_is_not_published() -> None:
-    verdict, reasons = judge(Gate(margin=1.0), BETTER, is_untrained=True)
+@pytest.mark.parametrize("is_champion", [True, False])
+@pytest.mark.parametrize("settings", [Gate(), Gate(margin=1.0)], ids=["better", "margin"])
+def test_a_start_that_no_step_has_improved_is_not_published_over_a_champion(settings: Gate, is_champion: bool) -> None:
+    start = gate.BestStart("the model before training", is_champion, "macro_f1")
+    verdict, reasons = judge(settings, BETTER, start=start)
     assert (verdict, len(reasons)) == ("keep", 1)
-    assert "no step of the training was better than its start" in reasons[0]
+    assert reasons[0].startswith(
+        "no step of the training was better than its start (step 0, by macro_f1 of the validation split): "
+        "the candidate is the model before training, and there is nothing to publish; lower `training.learning_rate`"
+    )
+
+
+def test_a_start_that_no_step_has_improved_is_no_first_release() -> None:
+    start = gate.BestStart("the model before training", is_champion=False, best_metric="loss")
+    for comparisons in ([START], []):
+        verdict, reasons = judge(None, *comparisons, has_champion=False, start=start)
+        assert (verdict, reasons) == ("refuse", (start.sentence,))
 
 
 def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:

@@ -67,6 +67,32 @@ def test_rows_that_belong_together_are_one_observation(tmp_path):
         assert (one["rows"], one["groups"], one["p_value"]) == (30, labels, None)
 
 
+@pytest.mark.parametrize(
+    "content", [tiny.recipe(**tiny.CLASSES), tiny.recipe(**tiny.LABEL_SETS)], ids=["one", "several"]
+)
+def test_a_training_whose_best_step_is_0_is_not_published(content, tmp_path, monkeypatch):
+    """Neither as a first release, whatever thresholds it has, nor over a champion that it is better than."""
+    artifacts, recipe = releases.tokenized(tmp_path, content)
+    releases.learn(artifacts, recipe, 0)
+    path = artifacts.report("train")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"best_step": 0}))
+    for untrained in (True, False):
+        assert run(artifacts, recipe, untrained=untrained).verdict == "refuse"
+        (reason,) = json.loads(artifacts.blessing.read_text())["reasons"]
+        assert "(step 0, by loss of the validation split): the candidate is the model before training" in reason
+        assert "lower `training.learning_rate`" in reason
+    started = json.loads(path.read_text())
+    releases.learn(artifacts, recipe, 25)
+    releases.evaluate(artifacts, recipe)
+    releases.publish(artifacts, recipe)
+    releases.learn(artifacts, recipe, 0)
+    path.write_text(json.dumps(started))
+    margin = recipe.evaluation.gate.model_copy(update={"margin": 1.0})
+    assert run(artifacts, recipe, gate=margin).verdict == "keep"
+    (reason,) = json.loads(artifacts.blessing.read_text())["reasons"]
+    assert "the candidate is the model before training" in reason
+
+
 def test_metrics_match_a_plain_loop_over_the_rows(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe)

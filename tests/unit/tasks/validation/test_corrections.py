@@ -8,6 +8,7 @@ import pytest
 from params import DataError, RecipeError
 from params.foundation.artifacts import CORRECTIONS, SPLITS
 from params.schema import ObjectiveChoice
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tasks.validation import corrections
 from tasks.validation.corrections import find_columns
@@ -80,6 +81,49 @@ def test_a_label_that_no_row_of_the_source_has_is_said(artifacts, caplog):
     with caplog.at_level("WARNING"):
         correct(artifacts, {"text": ["pay my bill", "my bill"], "label": ["biil", "bill"]})
     assert "no row of the source has 'biil', only data.corrections" in caplog.text
+
+
+SEVERAL = ObjectiveChoice(name="multi_label_classification")
+SAYS_ONLY = "only data.corrections"
+
+
+@pytest.mark.parametrize(
+    ("source", "corrected", "told"),
+    [
+        pytest.param(["a", "b", "c"], {"t1": "b", "t0": "a"}, "", id="confirmed"),
+        pytest.param(["a", "b ", "c"], {"t1": "b"}, "", id="confirmed, with a space in the source"),
+        pytest.param(["a", "b", "c"], {"t1": "a", "t2": "b"}, "", id="moved to another row"),
+        pytest.param(["a", "b", "c"], {"t1": "a", "t2": "d"}, "'d'", id="new"),
+        pytest.param(["a", "b", "c"], {"t1": " d", "t2": "d"}, "'d'", id="new, written in two ways"),
+        pytest.param([["a"], ["b"], ["c"]], {"t1": ["b"], "t0": ["a"]}, "", id="several: confirmed"),
+        pytest.param([["a"], ["b"], ["c"]], {"t1": ["a", "b"]}, "", id="several: one more beside it"),
+        pytest.param([["a"], ["b"], ["c"]], {"t1": ["a"], "t2": ["c", "b"]}, "", id="several: moved"),
+        pytest.param([["a"], ["b"], ["c"]], {"t1": ["b", "d"]}, "'d'", id="several: new"),
+    ],
+)
+def test_only_a_label_that_corrections_bring_is_said_to_come_from_them(tmp_path, caplog, source, corrected, told):
+    is_several = isinstance(source[0], list)
+    column = "labels" if is_several else "label"
+    texts = {"text": ["t0", "t1", "t2"], column: source}
+    rest = {"text": ["u"], column: source[:1]}
+    artifacts = write_raw(tmp_path, train=texts, validation=rest, test={**rest, "text": ["v"]})
+    with caplog.at_level("WARNING"):
+        columns = {"text": [*corrected], column: [*corrected.values()]}
+        correct(artifacts, columns, objective=SEVERAL if is_several else CLASSES)
+    said = [message for message in caplog.messages if SAYS_ONLY in message]
+    assert [told in message for message in said] == ([True] if told else []), said
+
+
+@pytest.mark.parametrize("unusable", [{}, {"label": ["a", "b", "c", None]}], ids=["", "and a row without a label"])
+def test_a_row_that_is_set_aside_is_of_the_source_all_the_same(tmp_path, caplog, unusable):
+    train = {"text": ["t0", "other", "t2", "t3"], "label": ["a", "b", "c", "a"]} | unusable
+    rest = {"text": ["u0"], "label": ["a"]}
+    artifacts = write_raw(tmp_path, train=train, validation=rest, test={**rest, "text": ["v0"]})
+    tiny.write_splits(artifacts.raw, {CORRECTIONS: {"text": ["t2"], "label": ["b"]}})
+    short = Expectation(type="expect_column_value_lengths_to_be_between", column="text", max_value=2)
+    with caplog.at_level("WARNING"):
+        run_validation(artifacts, short, objective=CLASSES)
+    assert SAYS_ONLY not in caplog.text
 
 
 def test_a_confirmed_label_and_no_correction_change_nothing(artifacts):
