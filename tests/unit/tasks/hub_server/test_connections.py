@@ -95,7 +95,7 @@ def test_bodies_without_a_token_are_small(alice: HfApi, hub: LocalHub) -> None:
 
 
 def test_a_body_has_a_time_limit(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "_WINDOW_S", 0.2)
     monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 1 << 30)
     assert status_without_a_body(hub, "POST", "/-/sign-in", 10) == 408
 
