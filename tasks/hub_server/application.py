@@ -35,7 +35,7 @@ from tasks.hub_server import (
 )
 from tasks.hub_server.errors import HubError, no_permission_error, repository_not_found_error
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import PAGES, HubState, get_repository_kind, get_token_user, open_visible_repository
+from tasks.hub_server.requests import PAGES, HubState, find_session, get_repository_kind, get_token_user, open_visible_repository
 from tasks.hub_server.store import KINDS
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _answer_error(request: Request, raised: Exception) -> Response:
     if error.code:
         headers["X-Error-Code"] = error.code
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
-        user, _ = hub.sessions.find(request.cookies)
+        user, _ = find_session(request)
         answer = render_page("error.html", user=user, status=error.status, context={"message": error.message, "request_id": request.state.request_id})
         answer.headers.update(headers)
         return answer

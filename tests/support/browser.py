@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from websockets.sync.client import ClientConnection, connect
@@ -52,7 +52,7 @@ _ARGUMENTS = (
     "--no-first-run",
     "--no-default-browser-check",
     "--no-proxy-server",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost, EXCLUDE *.localhost",
     "--remote-debugging-port=0",
 )
 
@@ -79,7 +79,8 @@ class PageVisit:
     @property
     def hosts(self) -> set[str]:
         """The hosts that were asked, this machine's aside."""
-        return {host for url in self.requests if (host := urlsplit(url).hostname)} - {"127.0.0.1", "localhost", "::1"}
+        hosts = {urlsplit(url).hostname or "" for url in self.requests}
+        return {host for host in hosts if not host.endswith(".localhost")} - {"", "127.0.0.1", "localhost", "::1"}
 
 
 def open_page(
@@ -94,7 +95,7 @@ def open_page(
     """Open a page and wait until it is loaded and asks for nothing more.
 
     Args:
-        url_or_path: a URL, or a file on this machine.
+        url_or_path: a URL, a file on this machine or, with `by_way_of`, an address at the host to which that has led.
         width: of the window, in pixels; below 600 the browser says that it is a phone.
         dark: what `prefers-color-scheme` says.
         screenshot: where to put a picture (PNG) of the whole page.
@@ -107,6 +108,7 @@ def open_page(
         page.show(width=width, dark=dark)
         if by_way_of:
             page.load(by_way_of, leads_on=True)
+            url = urljoin(page.url(), url)
             page.visit = PageVisit()
         page.load(url)
         if click:
@@ -199,6 +201,9 @@ class _Page:
         give_up = time.monotonic() + _PAGE_TIMEOUT_S
         while not self._idle - known:
             self._handle(self._receive(give_up))
+
+    def url(self) -> str:
+        return str(self._call("DOM.getDocument", depth=0)["root"]["documentURL"])
 
     def finish(self, screenshot: Path | None) -> None:
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
