@@ -35,7 +35,14 @@ from tasks.hub_server import (
 )
 from tasks.hub_server.errors import HubError, no_permission_error, repository_not_found_error
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import PAGES, HubState, find_session, get_repository_kind, get_token_user, open_visible_repository
+from tasks.hub_server.requests import (
+    PAGES,
+    HubState,
+    find_session,
+    get_repository_kind,
+    get_token_user,
+    open_visible_repository,
+)
 from tasks.hub_server.store import KINDS
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +97,7 @@ def _routes() -> list[BaseRoute]:
 
 
 def _answer_error(request: Request, raised: Exception) -> Response:
-    error, hub = raised if isinstance(raised, HubError) else _as_hub_error(request, raised), request.app.state.hub
+    error = raised if isinstance(raised, HubError) else _as_hub_error(request, raised)
     if error.status >= _SERVER_ERROR:
         _LOG.error("request %s: %s %s: %s", request.state.request_id, request.method, request.url.path, error.message)
     message = " ".join(error.message.encode("ascii", "replace").decode().split())  # it quotes what the client sent
@@ -99,7 +106,12 @@ def _answer_error(request: Request, raised: Exception) -> Response:
         headers["X-Error-Code"] = error.code
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
         user, _ = find_session(request)
-        answer = render_page("error.html", user=user, status=error.status, context={"message": error.message, "request_id": request.state.request_id})
+        answer = render_page(
+            "error.html",
+            user=user,
+            status=error.status,
+            context={"message": error.message, "request_id": request.state.request_id},
+        )
         answer.headers.update(headers)
         return answer
     return JSONResponse({"error": error.message, **error.details}, error.status, headers)
@@ -121,14 +133,21 @@ def _as_hub_error(request: Request, error: Exception) -> HubError:
                 if is_unknown
                 else HubError(error.status_code, str(error.detail))
             )
-    if isinstance(error, OSError) and error.errno in _NO_PERMISSION:
+        case OSError():
+            return _system_error(request, error)
+    raise error
+
+
+def _system_error(request: Request, error: OSError) -> HubError:
+    """Return the answer to what the operating system refuses; raise what is a fault of the Hub."""
+    if error.errno in _NO_PERMISSION:
         return no_permission_error(request.app.state.hub.store.root, error)
     # A repository may be deleted while its large files are read or written.
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     store = request.app.state.hub.store
     if "namespace" in parts and not store.exists(get_repository_kind(request), parts["namespace"], parts["name"]):
         return repository_not_found_error()
-    if not (isinstance(error, OSError) and error.errno in _FULL):
+    if error.errno not in _FULL:
         raise error
     free = min(shutil.disk_usage(folder).free for folder in (store.root, tempfile.gettempdir())) // 2**20
     return HubError(507, f"A file of the Hub cannot be written: {error.strerror} ({free} MiB free there)")

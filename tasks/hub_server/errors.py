@@ -38,7 +38,9 @@ def no_permission_error(root: Path, error: OSError) -> HubError:
     path = Path(error.filename or root)
     shown = path.relative_to(root) if path.is_relative_to(root) else path.name
     what = f"The operating system does not let the user of this Hub's process use {str(shown)!r} in its folder"
-    fix = "its owner shares the folder with a group by: chgrp -R <group> <folder>; chmod -R g+rwX,g+s <folder>; umask 002"
+    fix = (
+        "its owner shares the folder with a group by: chgrp -R <group> <folder>; chmod -R g+rwX,g+s <folder>; umask 002"
+    )
     return HubError(403, f"{what} ({error.strerror}): {fix}")
 
 

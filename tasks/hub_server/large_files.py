@@ -78,7 +78,9 @@ class LargeFileStore:
             incoming.mkdir(exist_ok=True)
         except FileNotFoundError:
             raise repository_not_found_error() from None
-        with (incoming / secrets.token_hex(16)).open("xb") as file:  # its mode follows the umask, unlike that of tempfile
+        with (incoming / secrets.token_hex(16)).open(
+            "xb"
+        ) as file:  # its mode follows the umask, unlike that of tempfile
             try:
                 digest, received = hashlib.sha256(), 0
                 async for block in blocks:

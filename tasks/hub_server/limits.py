@@ -36,11 +36,11 @@ class LimitedConnection(H11Protocol):
     """
 
     _send_timer: asyncio.TimerHandle | None = None
-    _began = 0.0
+    began = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._began = self.loop.time()
+        self.began = self.loop.time()
         if len(self.connections) >= MAX_CONNECTIONS:
             closed = self._find_dispensable()
             self.connections.discard(closed)  # it is counted until its transport is closed
@@ -54,7 +54,7 @@ class LimitedConnection(H11Protocol):
             return min(timers, key=lambda other: timers[other].when())
         counts = Counter(other.client_name for other in others)
         ((busiest, _),) = counts.most_common(1)
-        return min((other for other in others if other.client_name == busiest), key=lambda other: other._began)
+        return min((other for other in others if other.client_name == busiest), key=lambda other: other.began)
 
     @property
     def client_name(self) -> str:

@@ -31,7 +31,9 @@ class ReaderShares:
         """Raise HubError 413 if `size` more bytes are too many for a user who cannot write."""
         used = self._read().get(user, 0)
         if used + size > SHARE_BYTES:
-            what = f"Who cannot write to a repository can store {SHARE_BYTES} bytes in it, until a pull request is merged"
+            what = (
+                f"Who cannot write to a repository can store {SHARE_BYTES} bytes in it, until a pull request is merged"
+            )
             raise HubError(413, f"{what}: {user} has stored {used}, and {size} more are too many; ask for write access")
 
     def charge(self, user: str, size: int) -> None:

@@ -192,9 +192,7 @@ def _require_page_of_any_name(request: Request) -> None:
 
 
 @router.post("/-/sign-in")
-def sign_in(
-    request: Request, _: Annotated[None, Depends(_require_page_of_any_name)], body: requests.Body
-) -> Response:
+def sign_in(request: Request, _: Annotated[None, Depends(_require_page_of_any_name)], body: requests.Body) -> Response:
     """Begin a session for the user of a token."""
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
     try:
@@ -211,7 +209,9 @@ def _signed_in(request: Request, user: str) -> Response:
     """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
     sessions = requests.get_hub_state(request).sessions
     answer = render_page("signed_in.html", user=user)
-    answer.set_cookie(sessions.cookie, sessions.open(user, request.url.hostname or ""), httponly=True, samesite="strict", path="/")
+    answer.set_cookie(
+        sessions.cookie, sessions.open(user, request.url.hostname or ""), httponly=True, samesite="strict", path="/"
+    )
     return answer
 
 

@@ -491,20 +491,22 @@ def test_one_answer_at_a_time(hub, open_hub):
         assert end.wait(30)
         return open_hub.answer(*asked)
 
-    with LocalHub(hub.root / ".hub", tokens={TOKEN: "tests"}, answer=slow) as running:
-        with hub_browser(running.endpoint, timeout=60) as client:
-            sign_in(client)
-            first: list[httpx2.Response] = []
-            thread = threading.Thread(target=lambda: first.append(ask(client, "causal_lm", TEXT)))
-            thread.start()
-            assert started.wait(30)
-            refused = ask(client, "causal_lm", TEXT)
-            assert refused.status_code == 503
-            assert "answering somebody else" in refused.text
-            end.set()
-            thread.join(60)
-            assert first[0].status_code == 200
-            assert ask(client, "causal_lm", TEXT).status_code == 200, "it is free again"
+    with (
+        LocalHub(hub.root / ".hub", tokens={TOKEN: "tests"}, answer=slow) as running,
+        hub_browser(running.endpoint, timeout=60) as client,
+    ):
+        sign_in(client)
+        first: list[httpx2.Response] = []
+        thread = threading.Thread(target=lambda: first.append(ask(client, "causal_lm", TEXT)))
+        thread.start()
+        assert started.wait(30)
+        refused = ask(client, "causal_lm", TEXT)
+        assert refused.status_code == 503
+        assert "answering somebody else" in refused.text
+        end.set()
+        thread.join(60)
+        assert first[0].status_code == 200
+        assert ask(client, "causal_lm", TEXT).status_code == 200, "it is free again"
 
 
 @needs_browser

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def open_page(
     dark: bool = False,
     screenshot: Path | None = None,
     by_way_of: str | None = None,
+    fill: Mapping[str, str] | None = None,
     click: str | None = None,
 ) -> PageVisit:
     """Open a page and wait until it is loaded and asks for nothing more.
@@ -100,6 +102,7 @@ def open_page(
         dark: what `prefers-color-scheme` says.
         screenshot: where to put a picture (PNG) of the whole page.
         by_way_of: a URL to open before in the same browser, for its cookies; its page leads on to another one.
+        fill: what to write into the boxes of the page, by their CSS selectors.
         click: a CSS selector of what to click on the page; the visit goes on to where that leads.
     """
     url = url_or_path.absolute().as_uri() if isinstance(url_or_path, Path) else url_or_path
@@ -111,6 +114,8 @@ def open_page(
             url = urljoin(page.url(), url)
             page.visit = PageVisit()
         page.load(url)
+        for selector, text in (fill or {}).items():
+            page.fill(selector, text)
         if click:
             page.click(click)
         page.finish(screenshot)
@@ -189,6 +194,10 @@ class _Page:
         failed = begun.get("errorText")
         assert failed in (None, "net::ERR_HTTP_RESPONSE_CODE_FAILURE"), f"{url}: {failed}"
         self._wait_for_other_document({*before, begun["loaderId"]} if leads_on else before)
+
+    def fill(self, selector: str, text: str) -> None:
+        expression = f"document.querySelector({json.dumps(selector)}).value = {json.dumps(text)}"
+        assert "exceptionDetails" not in self._call("Runtime.evaluate", expression=expression), selector
 
     def click(self, selector: str) -> None:
         before = set(self._seen)

@@ -15,8 +15,8 @@ from huggingface_hub import HfApi
 from tasks.hub_server import limits
 from tasks.hub_server.server import LocalHub
 from tests.support.browser import needs_browser, open_page
-from tests.support.hub_browser import HOST, hub_browser, own_page
 from tests.support.html import Outline
+from tests.support.hub_browser import HOST, hub_browser, own_page
 
 REPO = "alice/model"
 PAGE = f"/{REPO}/discussions"
