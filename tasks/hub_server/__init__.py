@@ -10,6 +10,7 @@
     repositories.py         one bare git repository; a commit compares and swaps its parent
     git_objects.py          files, commits and the changes of a commit
     large_files.py          git-lfs objects
+    reader_shares.py        how much those who cannot write may store in a repository
     pull_requests.py        the pull requests of a repository: as they are stored, what they change, and merges
     names.py                which names are valid
     card_metadata.py        validation of a model card's metadata

@@ -3,11 +3,15 @@
 A session lets a browser read what its user can read, and send the forms of the pages. A user signs in with a token or with
 a link that works once. The cookie holds a random session name, not the token. Sessions are kept in memory and end with the
 process or after 12 hours.
+
+Browsers send a cookie to every port of its host, so on this machine also to servers of other users. There each session has a
+host name of its own, `<random>.localhost`, which browsers resolve to this machine and only this session's browser knows.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import threading
 import time
@@ -19,6 +23,12 @@ from tasks.hub_server.names import is_valid_namespace
 
 _LIFETIME_S = 12 * 3600
 _MAX_SESSIONS = 1000
+_OWN_HOST = re.compile(r"[0-9a-f]{32}\.localhost")
+
+
+def is_own_host(host: str) -> bool:
+    """Whether this is a name as `BrowserSessions.new_host` makes them."""
+    return _OWN_HOST.fullmatch(host) is not None
 
 
 @dataclass(frozen=True)
@@ -74,36 +84,63 @@ class AccessRules:
             raise HubError(403, "This upload URL is invalid, or the server was restarted after it was issued")
 
 
+@dataclass(frozen=True)
+class _Session:
+    user: str
+    form_token: str
+    """Secret that its forms hold."""
+    host: str
+    """The host name under which it began; its cookie counts under no other one."""
+    end: float
+
+
 class BrowserSessions:
     """The sessions of one running Hub.
 
     The name `cookie` must be unique per Hub, because browsers send cookies to every port of a host.
     """
 
-    def __init__(self, cookie: str) -> None:
+    def __init__(self, cookie: str, *, own_hosts: bool) -> None:
         self.cookie = cookie
+        self.own_hosts = own_hosts
+        """Whether each session needs a host name of its own."""
         self._lock = threading.Lock()
-        self._sessions: dict[str, tuple[str, str, float]] = {}
-        """Value of the cookie -> user, secret of its forms, and when it ends."""
+        self._sessions: dict[str, _Session] = {}
+        """By the value of the cookie."""
         self._link_secrets: dict[str, str] = {}
 
-    def open(self, user: str) -> str:
+    def new_host(self) -> str:
+        """Return a host name for a session. Who asks for it must be its browser: whoever knows it can receive the cookie."""
+        return f"{secrets.token_hex(16)}.localhost"
+
+    def may_begin(self, host: str) -> bool:
+        """Whether a session may begin under this host name."""
+        return not self.own_hosts or is_own_host(host)
+
+    def open(self, user: str, host: str) -> str:
         """Begin a session and return the value of its cookie."""
+        assert self.may_begin(host), host
         name = secrets.token_urlsafe(32)
         with self._lock:
             while len(self._sessions) >= _MAX_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-            self._sessions[name] = (user, secrets.token_urlsafe(32), time.monotonic() + _LIFETIME_S)
+            end = time.monotonic() + _LIFETIME_S
+            self._sessions[name] = _Session(user, secrets.token_urlsafe(32), host, end)
         return name
 
-    def find(self, cookies: Mapping[str, str]) -> tuple[str | None, str]:
+    def find(self, cookies: Mapping[str, str], host: str) -> tuple[str | None, str]:
         """Return the user of a request's session, and the secret that its forms hold; None and "" without a session."""
-        user, form_token, end = self._sessions.get(cookies.get(self.cookie, ""), ("", "", 0.0))
-        return (user, form_token) if end > time.monotonic() else (None, "")
+        found = self._sessions.get(cookies.get(self.cookie, ""))
+        if found is None or found.host != host or found.end <= time.monotonic():
+            return None, ""
+        return found.user, found.form_token
 
-    def close(self, cookies: Mapping[str, str]) -> None:
-        with self._lock:
-            self._sessions.pop(cookies.get(self.cookie, ""), None)
+    def close(self, cookies: Mapping[str, str], host: str) -> None:
+        """End the session of a request, if it has one."""
+        user, _ = self.find(cookies, host)
+        if user is not None:
+            with self._lock:
+                self._sessions.pop(cookies[self.cookie], None)
 
     def create_link_secret(self, user: str) -> str:
         """Return a secret for a link that signs in as `user` once."""

@@ -7,6 +7,8 @@ browser of a user of this machine, what a local server answers. The Host header 
 from __future__ import annotations
 
 import errno
+import logging
+import secrets
 import shutil
 import tempfile
 from functools import cache
@@ -15,12 +17,13 @@ from urllib.parse import unquote
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.hub_server import (
     routes_descriptions,
@@ -30,12 +33,22 @@ from tasks.hub_server import (
     routes_repositories,
     routes_uploads,
 )
-from tasks.hub_server.errors import HubError, repository_not_found_error
+from tasks.hub_server.errors import HubError, no_permission_error, repository_not_found_error
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import PAGES, HubState, get_repository_kind, get_token_user, open_visible_repository
+from tasks.hub_server.requests import (
+    PAGES,
+    HubState,
+    find_session,
+    get_repository_kind,
+    get_token_user,
+    open_visible_repository,
+)
 from tasks.hub_server.store import KINDS
 
+_LOG = logging.getLogger(__name__)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_SERVER_ERROR = 500
 _NOT_HERE = frozenset({"-", "api", "buckets", "kernels", "papers", "spaces", "uploads"})
 """How the paths begin of what a Hub can have."""
 
@@ -50,10 +63,23 @@ def build_application(hub: HubState) -> ASGIApp:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hub.hosts, www_redirect=False)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        """Give the routes the percent-encoded path, so that an encoded slash does not split a revision in two."""
-        if scope["type"] == "http":
-            scope = {**scope, "path": scope["raw_path"].decode("ascii")}
-        await app(scope, receive, send)
+        """Serve a request, whose answer and errors have an id.
+
+        The routes get the percent-encoded path, so that an encoded slash does not split a revision in two.
+        """
+        request_id = scope["state"]["request_id"] = secrets.token_hex(8)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        path = scope["raw_path"].decode("ascii")
+        try:
+            await app({**scope, "path": path}, receive, send_with_id)
+        except Exception:
+            _LOG.error("request %s failed: %s %s", request_id, scope["method"], path)
+            raise
 
     return application
 
@@ -71,14 +97,21 @@ def _routes() -> list[BaseRoute]:
 
 
 def _answer_error(request: Request, raised: Exception) -> Response:
-    error, hub = raised if isinstance(raised, HubError) else _as_hub_error(request, raised), request.app.state.hub
+    error = raised if isinstance(raised, HubError) else _as_hub_error(request, raised)
+    if error.status >= _SERVER_ERROR:
+        _LOG.error("request %s: %s %s: %s", request.state.request_id, request.method, request.url.path, error.message)
     message = " ".join(error.message.encode("ascii", "replace").decode().split())  # it quotes what the client sent
     headers = {"X-Error-Message": "".join(char if char.isprintable() else "?" for char in message)} | error.headers
     if error.code:
         headers["X-Error-Code"] = error.code
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
-        user, _ = hub.sessions.find(request.cookies)
-        answer = render_page("error.html", user=user, status=error.status, context={"message": error.message})
+        user, _ = find_session(request)
+        answer = render_page(
+            "error.html",
+            user=user,
+            status=error.status,
+            context={"message": error.message, "request_id": request.state.request_id},
+        )
         answer.headers.update(headers)
         return answer
     return JSONResponse({"error": error.message, **error.details}, error.status, headers)
@@ -100,12 +133,21 @@ def _as_hub_error(request: Request, error: Exception) -> HubError:
                 if is_unknown
                 else HubError(error.status_code, str(error.detail))
             )
+        case OSError():
+            return _system_error(request, error)
+    raise error
+
+
+def _system_error(request: Request, error: OSError) -> HubError:
+    """Return the answer to what the operating system refuses; raise what is a fault of the Hub."""
+    if error.errno in _NO_PERMISSION:
+        return no_permission_error(request.app.state.hub.store.root, error)
     # A repository may be deleted while its large files are read or written.
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     store = request.app.state.hub.store
     if "namespace" in parts and not store.exists(get_repository_kind(request), parts["namespace"], parts["name"]):
         return repository_not_found_error()
-    if not (isinstance(error, OSError) and error.errno in _FULL):
+    if error.errno not in _FULL:
         raise error
     free = min(shutil.disk_usage(folder).free for folder in (store.root, tempfile.gettempdir())) // 2**20
     return HubError(507, f"A file of the Hub cannot be written: {error.strerror} ({free} MiB free there)")

@@ -23,7 +23,7 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, ScalarE
 
 NO_METADATA = "empty or missing yaml metadata in repo card"
 _MAX_CHARACTERS = 1 << 17
-_MAX_VALUES = 20_000
+_MAX_VALUES = 5_000
 _MAX_DEPTH = 30
 _INTEGERS = (-(1 << 63), (1 << 64) - 1)
 """The smallest and the largest that JSON libraries of other languages read."""
@@ -51,7 +51,7 @@ def parse_card(text: str, *, is_model: bool = True) -> ParsedCard:
     return replace(_read_head(head, is_model=is_model), body=body)
 
 
-@lru_cache(maxsize=64)  # whoever reads a page of the Hub makes it parse a card
+@lru_cache(maxsize=128)  # whoever reads a page of the Hub makes it parse a card
 def _read_head(head: str, *, is_model: bool) -> ParsedCard:
     """Return a card with this metadata, without its body."""
     try:

@@ -6,6 +6,8 @@ RepositoryNotFoundError, `RevisionNotFound` RevisionNotFoundError, `EntryNotFoun
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class HubError(Exception):
     """An HTTP status with a message for the user and, where the Hub has one, an error code."""
@@ -29,6 +31,17 @@ def repository_not_found_error() -> HubError:
 def not_implemented_error(what: str) -> HubError:
     """Return the 501 for what a Hub can have and this one has not."""
     return HubError(501, f"The local Hub has no {what}")
+
+
+def no_permission_error(root: Path, error: OSError) -> HubError:
+    """Return the 403 for a file of the Hub that the operating system does not let this process use."""
+    path = Path(error.filename or root)
+    shown = path.relative_to(root) if path.is_relative_to(root) else path.name
+    what = f"The operating system does not let the user of this Hub's process use {str(shown)!r} in its folder"
+    fix = (
+        "its owner shares the folder with a group by: chgrp -R <group> <folder>; chmod -R g+rwX,g+s <folder>; umask 002"
+    )
+    return HubError(403, f"{what} ({error.strerror}): {fix}")
 
 
 def branch_moved_error() -> HubError:

@@ -12,10 +12,12 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
+import secrets
 import time
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Callable, Set
 from pathlib import Path
+
+from starlette.concurrency import run_in_threadpool
 
 from tasks.hub_server.errors import HubError, repository_not_found_error
 
@@ -62,9 +64,12 @@ class LargeFileStore:
         uploads = self._folder.glob("incoming/*")
         return [path for path in (*objects, *uploads) if path.stat().st_mtime < oldest]
 
-    async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
+    async def receive(
+        self, sha256: str, size: int, blocks: AsyncIterator[bytes], *, before_storing: Callable[[], None] | None = None
+    ) -> None:
         """Store an object from a stream. HubError 422 if it does not match `sha256` and `size`.
 
+        `before_storing` is called once it has arrived as announced; what it raises keeps the object from being stored.
         A repository that was deleted in the meantime is not created again (404).
         """
         incoming = self._folder / "incoming"
@@ -73,7 +78,9 @@ class LargeFileStore:
             incoming.mkdir(exist_ok=True)
         except FileNotFoundError:
             raise repository_not_found_error() from None
-        with tempfile.NamedTemporaryFile(dir=incoming, delete=False) as file:
+        with (incoming / secrets.token_hex(16)).open(
+            "xb"
+        ) as file:  # its mode follows the umask, unlike that of tempfile
             try:
                 digest, received = hashlib.sha256(), 0
                 async for block in blocks:
@@ -85,6 +92,8 @@ class LargeFileStore:
                 if received != size or digest.hexdigest() != sha256:
                     what = f"{received} of {size} bytes, SHA-256 {digest.hexdigest()}"
                     raise HubError(422, f"The upload does not match its declared size and SHA-256: {what}")
+                if before_storing:
+                    await run_in_threadpool(before_storing)
                 file.flush()
                 os.fsync(file.fileno())
                 target = self.path(sha256)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -20,28 +22,48 @@ HEAD_TIMEOUT_S = 15
 """From the start of a connection to the end of the first request's head."""
 SEND_TIMEOUT_S = 60
 """For a client that does not read its answer."""
-_BODY_TIMEOUT_S = 30
+_WINDOW_S = 30
+"""In each such time, a body must come to its end or bring `_MIN_BYTES_PER_S` a second."""
 _MIN_BYTES_PER_S = 16 << 10
 
 
 class LimitedConnection(H11Protocol):
     """A connection of uvicorn, with time limits for the head of a request and for reading the answer.
 
-    If there are too many connections, the one that has waited longest for a request is closed. uvicorn's own timer, which
-    limits the time between two requests, is also that of the head: only a complete head stops it.
+    If there are too many connections, one is closed: the one that has waited longest for a request or, if none waits, the
+    oldest one of the client that has most of them. So nobody locks others out by requests that never end. uvicorn's own
+    timer, which limits the time between two requests, is also that of the head: only a complete head stops it.
     """
 
     _send_timer: asyncio.TimerHandle | None = None
+    began = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        others = [other for other in self.connections if isinstance(other, LimitedConnection)]
-        timers = {other: timer for other in others if (timer := other.timeout_keep_alive_task)}
-        if timers and len(self.connections) >= MAX_CONNECTIONS:
-            oldest = min(timers, key=lambda other: timers[other].when())
-            self.connections.discard(oldest)  # it is counted until its transport is closed
-            oldest.transport.abort()
+        self.began = self.loop.time()
+        if len(self.connections) >= MAX_CONNECTIONS:
+            closed = self._find_dispensable()
+            self.connections.discard(closed)  # it is counted until its transport is closed
+            closed.transport.abort()
         self.timeout_keep_alive_task = self.loop.call_later(HEAD_TIMEOUT_S, self.timeout_keep_alive_handler)
+
+    def _find_dispensable(self) -> LimitedConnection:
+        others = [each for each in self.connections if isinstance(each, LimitedConnection) and each is not self]
+        timers = {other: timer for other in others if (timer := other.timeout_keep_alive_task)}
+        if timers:
+            return min(timers, key=lambda other: timers[other].when())
+        counts = Counter(other.client_name for other in others)
+        ((busiest, _),) = counts.most_common(1)
+        return min((other for other in others if other.client_name == busiest), key=lambda other: other.began)
+
+    @property
+    def client_name(self) -> str:
+        """The user whom the request has named; without one, the address, of which only the network counts for IPv6."""
+        user = self.scope["state"].get("user") if self.scope else None
+        if user:
+            return f"user {user}"
+        address = self.client[0] if self.client else ""
+        return f"network {':'.join(address.split(':')[:4])}"
 
     def data_received(self, data: bytes) -> None:
         self.conn.receive_data(data)
@@ -71,14 +93,24 @@ async def read_limited_body(request: Request, max_bytes: int) -> bytes:
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
     body = bytearray()
-    async with transfer_timeout(max_bytes):
-        async for block in request.stream():
-            body += block
-            if len(body) > max_bytes:
-                raise too_large
+    async for block in read_blocks(request):
+        body += block
+        if len(body) > max_bytes:
+            raise too_large
     return bytes(body)
 
 
-def transfer_timeout(size: int) -> asyncio.Timeout:
-    """Return a context that raises TimeoutError if `size` bytes arrive too slowly."""
-    return asyncio.timeout(_BODY_TIMEOUT_S + size / _MIN_BYTES_PER_S)
+async def read_blocks(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body of a request as it arrives. TimeoutError if too little of it has come in some `_WINDOW_S` seconds."""
+    now = asyncio.get_running_loop().time
+    blocks, window_ends, received = request.stream(), now() + _WINDOW_S, 0
+    while True:
+        async with asyncio.timeout_at(window_ends):
+            try:
+                block = await anext(blocks)
+            except StopAsyncIteration:
+                return
+        received += len(block)
+        if received >= _WINDOW_S * _MIN_BYTES_PER_S:
+            window_ends, received = now() + _WINDOW_S, 0
+        yield block

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -31,6 +33,8 @@ _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src 'self'
 _DIRECTION = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MAX_CHARACTERS = 128 << 10
 """Most characters of a text that is rendered."""
+_MAX_STEPS = 30_000
+"""Most steps of the parser for a text: attempts to read something at a place of it. A card of ours has a few thousand."""
 _HEADERS = {
     "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -42,24 +46,77 @@ _HEADERS = {
 
 
 def render_page(
-    template: str, *, user: str | None, status: int = 200, context: Mapping[str, object] | None = None
+    template: str,
+    *,
+    user: str | None,
+    status: int = 200,
+    context: Mapping[str, object] | None = None,
+    forms_to: str = "",
 ) -> HTMLResponse:
-    """Render a page."""
+    """Render a page. `forms_to` is another address that its forms may be sent to."""
     text = _ENVIRONMENT.get_template(template).render(user=user, status=status, **(context or {}))
-    return HTMLResponse(text, status, _HEADERS)
+    answer = HTMLResponse(text, status, _HEADERS)
+    if forms_to:
+        policy = _HEADERS["Content-Security-Policy"]
+        answer.headers["Content-Security-Policy"] = policy.replace("form-action", f"form-action {forms_to}")
+        answer.headers["Referrer-Policy"] = "origin"  # with same-origin, the form would have no Origin there
+    return answer
 
 
 def render_markdown(text: str, *, base: str, revision: str, folder: str = "", anchors: bool = True) -> Markup:
     """Render Markdown as HTML that is safe to show.
 
     Relative links start from `folder` of a revision of the repository whose page is `base`: they lead to a file's page,
-    or to the file itself if browsers show it. Headings have ids if `anchors`; a page must not hold two such texts. More than
-    `_MAX_CHARACTERS` are shown as they are: the parser's time can grow with the square of a text's length.
+    or to the file itself if browsers show it. Headings have ids if `anchors`; a page must not hold two such texts. A text that
+    is too long, or takes the parser too many steps, is shown as it is: a few characters can be a lot of work for it.
     """
+    return _render_markdown(text, base, revision, folder, anchors=anchors)[0]
+
+
+def render_comments(base: str, revision: str) -> Callable[[str], Markup]:
+    """Return a function that renders the comments of one page, which take the parser no more steps than a card or two."""
+    spent = 0
+
+    def render(text: str) -> Markup:
+        nonlocal spent
+        if spent >= _MAX_STEPS:
+            return _show_as_typed(text)
+        html, steps = _render_markdown(text, base, revision, "", anchors=False)
+        spent += steps
+        return html
+
+    return render
+
+
+class _TooMuchWorkError(Exception):
+    """A text takes the parser of Markdown too many steps."""
+
+
+def _show_as_typed(text: str) -> Markup:
+    return Markup("<pre>{}</pre>").format(text)
+
+
+@lru_cache(maxsize=64)  # a page is often visited again
+def _render_markdown(text: str, base: str, revision: str, folder: str, *, anchors: bool) -> tuple[Markup, int]:
+    """Return the HTML of a text, and how many steps the parser took."""
     if len(text) > _MAX_CHARACTERS:
-        return Markup("<pre>{}</pre>").format(text)
+        return _show_as_typed(text), _MAX_STEPS
+    steps = itertools.count()
+
+    def count_step(*_: object) -> bool:
+        """A rule of the parser that comes first wherever it tries its rules, and matches nothing."""
+        if next(steps) >= _MAX_STEPS:
+            raise _TooMuchWorkError
+        return False
+
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    tokens = parser.parse(text)
+    ends_of = ["paragraph", "reference", "blockquote", "list"]
+    parser.block.ruler.before("table", "count_step", count_step, {"alt": ends_of})
+    parser.inline.ruler.before("text", "count_step", count_step)
+    try:
+        tokens = parser.parse(text)
+    except _TooMuchWorkError:
+        return _show_as_typed(text), _MAX_STEPS
     slugs: dict[str, int] = {}
     for number, token in enumerate(tokens):
         if anchors and token.type == "heading_open":
@@ -71,7 +128,8 @@ def render_markdown(text: str, *, base: str, revision: str, folder: str = "", an
                 _lead_to_file(child, "href", base, revision, folder)
             elif child.type == "image":
                 _lead_to_file(child, "src", base, revision, folder)
-    return Markup(parser.renderer.render(tokens, parser.options, {}))  # noqa: S704 (from the parser, which escapes HTML)
+    html = Markup(parser.renderer.render(tokens, parser.options, {}))  # noqa: S704 (from the parser, which escapes HTML)
+    return html, next(steps)
 
 
 def _lead_to_file(token: Token, attribute: str, base: str, revision: str, folder: str) -> None:

@@ -141,9 +141,9 @@ class PullRequests:
             return found, _read_changes(git, found)
 
     def create(
-        self, changes: Sequence[git_objects.Change], *, title: str, description: str, parent: str | None
+        self, changes: Sequence[git_objects.Change], *, title: str, description: str, parent: str | None, size: int
     ) -> tuple[PullRequest, str]:
-        """Create a pull request with one commit, and return it and the commit's id.
+        """Create a pull request with one commit of `size` bytes, and return it and the commit's id.
 
         It starts from `parent`, a commit on main (7 to 40 digits), or from main's head. HubError 400 for an invalid title
         or description, if `parent` is not on main, or as `BareRepository.commit`.
@@ -154,6 +154,7 @@ class PullRequests:
         events = [self._comment(description)]
         with self.repository.writing() as git:
             base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
+            self._charge(size)
             message = git_objects.commit_message(title, description)
             head = self.repository.add_commit(git, base, changes, message=message, user=self.user)
             taken = {int(path.stem) for path in self._path(0).parent.glob("*.json")} | _heads(git).keys()
@@ -165,8 +166,10 @@ class PullRequests:
             git.refs.add_if_new(pull_request_ref(number), head)
             return found, head.decode()
 
-    def commit(self, number: int, changes: Sequence[git_objects.Change], *, message: str, parent: str | None) -> str:
-        """Add a commit to a pull request and return its id.
+    def commit(
+        self, number: int, changes: Sequence[git_objects.Change], *, message: str, parent: str | None, size: int
+    ) -> str:
+        """Add a commit of `size` bytes to a pull request and return its id.
 
         HubError as `BareRepository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
         """
@@ -175,6 +178,7 @@ class PullRequests:
             self.require_author(found)
             _require_open(found)
             ref = pull_request_ref(number)
+            self._charge(size)
             return self.repository.commit(git, ref, changes, message=message, parent=parent, user=self.user)
 
     def comment(self, number: int, text: str) -> PullRequestEvent:
@@ -184,6 +188,7 @@ class PullRequests:
         event = self._comment(text)
         with self.repository.writing() as git:
             found = self._load(git, number)
+            self._charge(len(event.text.encode(errors="replace")))
             found.events.append(event)
             self._save(found)
         return event
@@ -202,6 +207,7 @@ class PullRequests:
             if found.status in (status, "merged"):
                 raise HubError(409, f"Pull request #{number} is already {found.status}")
             found.status = status
+            self._charge(len(comment.encode(errors="replace")))
             found.events += self._events(comment, status)
             self._save(found)
             return found.events[-1]
@@ -234,12 +240,18 @@ class PullRequests:
             if not git.refs.set_if_equals(_MAIN, changes.main, sha):
                 raise branch_moved_error()
             self._save(self._load(git, number))
+            self.repository.reader_shares.clear(found.author)
             return sha.decode()
 
     def require_author(self, found: PullRequest) -> None:
         """Raise HubError 403 unless the user is the author of a pull request or can write."""
         if self.user != found.author and not self.can_write:
             raise HubError(403, f"You don't have the rights to change pull request #{found.number}")
+
+    def _charge(self, size: int) -> None:
+        """Count bytes that are stored for a user who cannot write, inside `writing`. HubError 413 if they are too many."""
+        if not self.can_write:
+            self.repository.reader_shares.charge(self.user, size)
 
     def _comment(self, text: str) -> PullRequestEvent:
         if "\0" in text or len(text) > _MAX_COMMENT:

@@ -26,6 +26,7 @@ from tasks.hub_server import git_objects
 from tasks.hub_server.errors import HubError, branch_moved_error, repository_not_found_error
 from tasks.hub_server.large_files import STALE_AFTER_S, LargeFileStore
 from tasks.hub_server.names import COMMIT_ID, RefKind, file_above, is_valid_ref, normalize_repo_path, to_full_ref
+from tasks.hub_server.reader_shares import ReaderShares
 
 MAIN = "main"
 
@@ -70,6 +71,10 @@ class BareRepository:
     @property
     def large_files(self) -> LargeFileStore:
         return LargeFileStore(self.path / "lfs")
+
+    @property
+    def reader_shares(self) -> ReaderShares:
+        return ReaderShares(self.path)
 
     def refs(self, kind: RefKind) -> dict[str, str]:
         """Return name -> commit id of all branches (`heads`) or tags."""

@@ -6,12 +6,13 @@ browser says that it comes from a page of this Hub (Origin), and if it holds the
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from tasks.hub_server import limits
-from tasks.hub_server.access import AccessRules, BrowserSessions
+from tasks.hub_server.access import AccessRules, BrowserSessions, is_own_host
 from tasks.hub_server.errors import HubError, not_implemented_error, repository_not_found_error
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import BareRepository
@@ -32,6 +33,8 @@ PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
 """Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
+LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
+"""The names of this machine at which a Hub that serves only this machine listens; and every name under `.localhost`."""
 Json = dict[str, Any]
 """An answer, or what a page shows."""
 
@@ -62,13 +65,50 @@ def get_request_endpoint(request: Request) -> str:
 
 def get_token_user(request: Request) -> str | None:
     """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page."""
-    return get_hub_state(request).access.user(request.headers.get("authorization", ""))
+    user = get_hub_state(request).access.user(request.headers.get("authorization", ""))
+    if user is not None:
+        request.state.user = user
+    return user
 
 
 def get_reading_user(request: Request) -> str | None:
     """Return the user of the request's token or, for a browser, of its session cookie. Only for GET and HEAD."""
     assert request.method in ("GET", "HEAD"), "other sites can make a browser send its cookie: it must change nothing"
-    return get_token_user(request) or get_hub_state(request).sessions.find(request.cookies)[0]
+    return get_token_user(request) or find_session(request)[0]
+
+
+def find_session(request: Request) -> tuple[str | None, str]:
+    """Return the user of the request's session, and the secret that its forms hold; None and "" without a session."""
+    user, form_token = get_hub_state(request).sessions.find(request.cookies, request.url.hostname or "")
+    if user is not None:
+        request.state.user = user
+    return user, form_token
+
+
+def address_under(request: Request, host: str) -> str:
+    """Return the address of this Hub under another host name."""
+    port = f":{request.url.port}" if request.url.port else ""
+    return f"{request.url.scheme}://{host}{port}"
+
+
+def require_own_page(request: Request, *, any_name: bool = False) -> None:
+    """Check that the request's form was sent from a page of this Hub; HubError 403 if not, or if the browser does not say.
+
+    Browsers say so in `Origin`, which no page can change. With `any_name`, the page may have been at another name of this
+    machine: the Hub has its port at all of them.
+    """
+    origin = request.headers.get("origin", "")
+    here = request.url.netloc
+    if origin in (f"http://{here}", f"https://{here}"):
+        return
+    if any_name and get_hub_state(request).sessions.own_hosts:
+        with contextlib.suppress(ValueError):
+            sender = urlsplit(origin)
+            host = sender.hostname or ""
+            is_name_of_this_hub = host in LOOPBACK_NAMES or is_own_host(host)
+            if sender.scheme in ("http", "https") and is_name_of_this_hub and sender.port == request.url.port:
+                return
+    raise HubError(403, "This form was not sent from a page of this Hub")
 
 
 @dataclass(frozen=True)
@@ -192,10 +232,8 @@ async def read_checked_form(request: Request) -> tuple[RequestedRepository, dict
     HubError 403 if it comes from elsewhere or lacks the secret of the session, 401 without a session, 404 if the user
     cannot see the repository.
     """
-    here = request.url.netloc
-    if request.headers.get("origin") not in (f"http://{here}", f"https://{here}"):
-        raise HubError(403, "This form was not sent from a page of this Hub")
-    user, form_token = get_hub_state(request).sessions.find(request.cookies)
+    require_own_page(request)
+    user, form_token = find_session(request)
     if user is None:
         raise HubError(401, "You are not signed in, or your session has ended: sign in and try again")
     body = await limits.read_limited_body(request, limits.BODY_BYTES)

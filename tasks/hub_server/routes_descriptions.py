@@ -14,7 +14,7 @@ from markupsafe import escape
 from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError, not_implemented_error
-from tasks.hub_server.git_objects import TreeEntry, find_last_commit
+from tasks.hub_server.git_objects import CommitRecord, TreeEntry, find_last_commit
 from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.repositories import MAIN
 
@@ -189,8 +189,21 @@ def list_refs(target: requests.Readable, *, include_prs: bool = False) -> reques
 
 
 @router.get(requests.API + "/commits/{revision}")
-def list_commits(target: requests.Readable, revision: requests.Quoted) -> list[requests.Json]:
-    """The history, newest first, with texts as HTML, too."""
+def list_commits(
+    target: requests.Readable,
+    revision: requests.Quoted,
+    expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
+) -> list[requests.Json]:
+    """The history, newest first; with `expand[]=formatted`, texts as HTML, too."""
+    if unknown := set(expand) - {"formatted"}:
+        raise not_implemented_error(f"field {', '.join(sorted(unknown))} of a commit, only formatted")
+
+    def formatted(commit: CommitRecord) -> requests.Json:
+        if "formatted" not in expand:
+            return {}
+        html = {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
+        return {"formatted": html}
+
     return [
         {
             "id": commit.sha,
@@ -198,7 +211,7 @@ def list_commits(target: requests.Readable, revision: requests.Quoted) -> list[r
             "message": commit.message,
             "date": requests.format_hub_date(commit.time),
             "authors": [{"user": commit.author}],
-            "formatted": {"title": escape(commit.title), "message": str(escape(commit.message)).replace("\n", "<br>")},
+            **formatted(commit),
         }
         for commit in target.repository.history(target.repository.resolve(revision))
     ]

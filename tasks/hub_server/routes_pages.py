@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import Annotated
 from urllib.parse import parse_qs, quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server import requests
@@ -154,7 +155,7 @@ def render_repository_page(
         "revision": revision,
         "revision_url": quote(revision, safe=""),
         "sha": sha,
-        "form_token": requests.get_hub_state(request).sessions.find(request.cookies)[1],
+        "form_token": requests.find_session(request)[1],
         "tags": target.repository.refs("tags"),
         "branches": target.repository.refs("heads"),
         "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
@@ -165,26 +166,42 @@ def render_repository_page(
 @router.get("/-/sign-in")
 def show_sign_in_or_follow_link(request: Request, user: requests.Reader, once: str = "") -> Response:
     """A form for a token; with the secret of a link, sign in at once."""
+    sessions = requests.get_hub_state(request).sessions
     if not once:
-        return render_page("sign_in.html", user=user)
-    linked_user = requests.get_hub_state(request).sessions.use_link_secret(once)
+        return _sign_in_form(request, user)
+    linked_user = sessions.use_link_secret(once)
     if linked_user is None:
-        error = "This link was used before. Sign in with a token."
-        return render_page("sign_in.html", user=user, context={"error": error}, status=403)
+        return _sign_in_form(request, user, error="This link was used before. Sign in with a token.")
+    if not sessions.may_begin(request.url.hostname or ""):  # other users may see a link, as an argument of the browser
+        there = requests.address_under(request, sessions.new_host())
+        return RedirectResponse(f"{there}/-/sign-in?once={sessions.create_link_secret(linked_user)}", 303)
     return _signed_in(request, linked_user)
 
 
+def _sign_in_form(request: Request, user: str | None, *, error: str = "") -> Response:
+    """Show the form for a token. It is sent to where the session begins: if that needs a host name of its own, to a new one."""
+    sessions = requests.get_hub_state(request).sessions
+    there = requests.address_under(request, sessions.new_host()) if sessions.own_hosts else ""
+    context = {"error": error, "there": there}
+    return render_page("sign_in.html", user=user, context=context, status=403 if error else 200, forms_to=there)
+
+
+def _require_page_of_any_name(request: Request) -> None:
+    """Check that no other site signs a user in."""
+    requests.require_own_page(request, any_name=True)
+
+
 @router.post("/-/sign-in")
-def sign_in(request: Request, body: requests.Body) -> Response:
+def sign_in(request: Request, _: Annotated[None, Depends(_require_page_of_any_name)], body: requests.Body) -> Response:
     """Begin a session for the user of a token."""
-    _require_same_site(request)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
     try:
         user = requests.get_hub_state(request).access.user(f"Bearer {token}")
     except HubError:
-        error = "This Hub does not know this token."
-        return render_page("sign_in.html", user=None, context={"error": error}, status=403)
+        return _sign_in_form(request, None, error="This Hub does not know this token.")
     assert user is not None
+    if not requests.get_hub_state(request).sessions.may_begin(request.url.hostname or ""):
+        return _sign_in_form(request, None, error="Send this form again: a session needs a host name of its own.")
     return _signed_in(request, user)
 
 
@@ -192,22 +209,18 @@ def _signed_in(request: Request, user: str) -> Response:
     """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
     sessions = requests.get_hub_state(request).sessions
     answer = render_page("signed_in.html", user=user)
-    answer.set_cookie(sessions.cookie, sessions.open(user), httponly=True, samesite="strict", path="/")
+    answer.set_cookie(
+        sessions.cookie, sessions.open(user, request.url.hostname or ""), httponly=True, samesite="strict", path="/"
+    )
     return answer
 
 
 @router.post("/-/sign-out")
 def sign_out(request: Request) -> Response:
     """End the session."""
-    _require_same_site(request)
+    requests.require_own_page(request)
     sessions = requests.get_hub_state(request).sessions
-    sessions.close(request.cookies)
+    sessions.close(request.cookies, request.url.hostname or "")
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(sessions.cookie, path="/")
     return answer
-
-
-def _require_same_site(request: Request) -> None:
-    """Check that no other site signs a user in or out."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise HubError(403, "Sign in from a page of this Hub")

@@ -10,7 +10,6 @@ one pull request (comments, commits, changed files), and its forms: comment, mer
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -18,7 +17,7 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.page_templates import render_markdown
+from tasks.hub_server.page_templates import render_comments
 from tasks.hub_server.pull_requests import PullRequest, PullRequestEvent
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
@@ -119,7 +118,7 @@ def _summary(target: RequestedRepository, found: PullRequest) -> Json:
 
 
 def _renderer(target: RequestedRepository, number: int) -> Callable[[str], Markup]:
-    return partial(render_markdown, base=f"/{target.page}", revision=f"refs/pr/{number}", anchors=False)
+    return render_comments(f"/{target.page}", f"refs/pr/{number}")
 
 
 def _events_json(target: RequestedRepository, number: int, events: list[PullRequestEvent]) -> list[Json]:

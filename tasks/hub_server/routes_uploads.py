@@ -30,6 +30,7 @@ from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import Change, PutFile, Sha256, commit_message
 from tasks.hub_server.names import pull_request_number, to_full_ref
+from tasks.hub_server.reader_shares import SHARE_BYTES
 from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
 
 REGULAR_BYTES = 10 << 20
@@ -62,9 +63,9 @@ def get_committable_repository(
 Committable = Annotated[requests.RequestedRepository, Depends(get_committable_repository)]
 
 
-async def read_raw_commit_body(request: Request, _: Committable) -> bytes:
+async def read_raw_commit_body(request: Request, target: Committable) -> bytes:
     """Return the body of a commit."""
-    return await limits.read_limited_body(request, limits.COMMIT_BYTES)
+    return await limits.read_limited_body(request, limits.COMMIT_BYTES if target.can_write else SHARE_BYTES)
 
 
 @router.get(requests.API + "/xet-write-token/{revision}")
@@ -163,28 +164,41 @@ def issue_upload_urls(
     """Upload URLs of the objects; an object that is stored already gets none. They may be for a pull request."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
+    assert target.user is not None
+    if not target.can_write:
+        missing = [item.size for item in batch.objects if target.repository.large_files.size(item.oid) != item.size]
+        target.repository.reader_shares.require_room(target.user, sum(missing))
     objects = []
     for item in batch.objects:
         answer: requests.Json = {"oid": item.oid, "size": item.size}
         if not target.repository.large_files.renew(item.oid, item.size):
             parts = (target.kind, target.namespace, target.name, item.oid, str(item.size))
-            signature = requests.get_hub_state(request).access.sign(*parts)
-            url = (
-                f"{requests.get_request_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
-            )
+            signature = requests.get_hub_state(request).access.sign(*parts, target.user)
+            address = f"{requests.get_request_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}"
+            url = f"{address}?user={quote(target.user)}&signature={signature}"
             answer["actions"] = {"upload": {"href": url, "header": {}}}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}
 
 
 @router.put("/uploads/{kind}/{namespace}/{name}/{sha256}/{size}")
-async def receive_large_file(request: Request, sha256: str, size: int, signature: str = "") -> requests.Json:
+async def receive_large_file(
+    request: Request, sha256: str, size: int, user: str = "", signature: str = ""
+) -> requests.Json:
     """Upload a large file, in one piece: the limit for which huggingface.co asks for parts is that of its storage."""
     hub, parts = requests.get_hub_state(request), request.path_params
-    hub.access.check_signature(signature, *(parts[name] for name in ("kind", "namespace", "name", "sha256", "size")))
-    files = hub.store.open(parts["kind"], parts["namespace"], parts["name"]).large_files
-    async with limits.transfer_timeout(size):
-        await files.receive(sha256, size, request.stream())
+    signed = (*(parts[name] for name in ("kind", "namespace", "name", "sha256", "size")), user)
+    hub.access.check_signature(signature, *signed)
+    request.state.user = user
+    repository = hub.store.open(parts["kind"], parts["namespace"], parts["name"])
+
+    def charge() -> None:
+        with repository.writing():
+            repository.reader_shares.charge(user, size)
+
+    is_charged = not hub.access.can_write(user, parts["namespace"]) and repository.large_files.size(sha256) != size
+    before = charge if is_charged else None
+    await repository.large_files.receive(sha256, size, limits.read_blocks(request), before_storing=before)
     return {}
 
 
@@ -213,10 +227,11 @@ def commit_changes(
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
             raise not_implemented_error(f"pull requests for other branches than {MAIN}, such as {revision}")
-        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent)
+        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent, size=len(body))
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:
-        sha = pull_requests.commit(number, changes, message=commit_message(title, description), parent=parent)
+        message = commit_message(title, description)
+        sha = pull_requests.commit(number, changes, message=message, parent=parent, size=len(body))
     else:
         ref, message = to_full_ref("heads", revision), commit_message(title, description)
         with target.repository.writing() as git:

@@ -9,13 +9,15 @@ FastAPI and dulwich are imported when a Hub starts, because they are slow to imp
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
 import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tasks.hub_server.trials import AnswerFunction
 
 _BACKLOG = 128
+_PORT_ATTEMPTS = 20
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
 
@@ -42,6 +45,48 @@ def is_loopback(host: str | None) -> bool:
 def new_token() -> str:
     """Return a random token. Every local user can connect to the port of a Hub, so its token must not be guessable."""
     return f"hf_{secrets.token_hex(20)}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    is_v6 = ":" in host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    both = is_v6 and socket.has_dualstack_ipv6()  # `::` is IPv4, too
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    # asyncio sets TCP_NODELAY only if the socket knows its protocol; without it, answers wait 40 ms for a delayed ACK.
+    return socket.socket(fileno=listener.detach())
+
+
+def _listen_on_all_names(host: str, port: int) -> list[socket.socket]:
+    """Listen at one port of a loopback address, of 127.0.0.1 and of ::1.
+
+    Browsers look for `localhost`, and names under it, at both; if one were free, another user could answer there.
+    """
+    address = "127.0.0.1" if host.lower() == "localhost" else host
+    attempts = _PORT_ATTEMPTS if port == 0 else 1
+    for attempt in range(attempts):
+        listeners = [_listen(address, port)]
+        try:
+            for other in sorted({"127.0.0.1", "::1"} - {address.removeprefix("::ffff:")}):
+                with _without_address_family():
+                    listeners.append(_listen(other, listeners[0].getsockname()[1]))
+        except OSError as error:
+            for listener in listeners:
+                listener.close()
+            if error.errno != errno.EADDRINUSE or attempt == attempts - 1:
+                raise
+        else:
+            return listeners
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _without_address_family() -> Iterator[None]:
+    """Ignore that this machine has no IPv6: then no browser on it looks there, either."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
 
 
 @dataclass
@@ -91,10 +136,10 @@ class LocalHub:
         from tasks.hub_server.store import RepositoryStore
 
         host, _, port = self.endpoint.removeprefix("http://").rpartition(":")
-        self._sessions = BrowserSessions(cookie=f"hub-session-{port}")
+        self._sessions = BrowserSessions(cookie=f"hub-session-{port}", own_hosts=self._is_local)
         store = RepositoryStore(self.root)
         store.remove_leftovers()
-        hosts = ("localhost", "127.0.0.1", "[::1]", host) if self._is_local else ("*",)
+        hosts = ("localhost", "*.localhost", "127.0.0.1", "[::1]", host) if self._is_local else ("*",)
         return build_application(HubState(store, self._access, self._sessions, hosts, self.answer))
 
     def __enter__(self) -> Self:
@@ -104,14 +149,9 @@ class LocalHub:
         from tasks.hub_server.prompt_server import PromptServer
 
         self.root.mkdir(parents=True, exist_ok=True)
-        is_v6 = ":" in self.host
-        family = socket.AF_INET6 if is_v6 else socket.AF_INET
-        address, both = (self.host, self.port), is_v6 and socket.has_dualstack_ipv6()  # `::` is IPv4, too
-        listener = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-        # asyncio sets TCP_NODELAY only if the socket knows its protocol; without it, answers wait 40 ms for a delayed ACK.
-        listener = socket.socket(fileno=listener.detach())
+        listeners = _listen_on_all_names(self.host, self.port) if self._is_local else [_listen(self.host, self.port)]
         shown_host = f"[{self.host}]" if ":" in self.host else self.host
-        self.endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
+        self.endpoint = f"http://{shown_host}:{listeners[0].getsockname()[1]}"
         config = uvicorn.Config(
             self.application(),
             http=LimitedConnection,
@@ -126,12 +166,13 @@ class LocalHub:
             timeout_graceful_shutdown=1,
         )
         self._server = PromptServer(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=(listeners,), name="local-hub", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                listener.close()
+                for listener in listeners:
+                    listener.close()
                 raise RuntimeError("the local Hub did not start")
             time.sleep(0.005)
         return self

@@ -9,13 +9,13 @@ Folders whose name begins with a dot are repositories that are being created or 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.hub_server.errors import HubError, not_implemented_error, repository_not_found_error
+from tasks.hub_server.errors import HubError, no_permission_error, not_implemented_error, repository_not_found_error
 from tasks.hub_server.large_files import STALE_AFTER_S
 from tasks.hub_server.names import is_valid_namespace, is_valid_repository_name
 from tasks.hub_server.repositories import BareRepository
@@ -38,8 +38,12 @@ class RepositoryStore:
         return BareRepository(path)
 
     def exists(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether there is a repository of this name. HubError 403 if this process may not look."""
         path = self._path(kind, namespace, name)
-        return path is not None and (path / "HEAD").is_file()
+        try:
+            return path is not None and (path / "HEAD").is_file()
+        except PermissionError as error:
+            raise no_permission_error(self.root, error) from None
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
         """Create a repository with one commit on main. HubError 400 for an invalid name, 409 if it exists already."""
@@ -47,7 +51,7 @@ class RepositoryStore:
         if path is None:
             raise HubError(400, f"Invalid repository name: {kind}/{namespace}/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=path.parent, prefix=_NEW))
+        new = _make_folder(path.parent, _NEW)
         try:
             BareRepository.initialize(new, private=private, user=user)
             new.rename(path)
@@ -61,7 +65,7 @@ class RepositoryStore:
     def delete(self, kind: str, namespace: str, name: str) -> None:
         """Delete a repository. HubError 404 RepoNotFound without one."""
         repository = self.open(kind, namespace, name)
-        trash = Path(tempfile.mkdtemp(dir=repository.path.parent, prefix=_DELETED))
+        trash = _make_folder(repository.path.parent, _DELETED)
         try:
             repository.move(trash / "repository.git")
         finally:
@@ -111,3 +115,10 @@ class RepositoryStore:
         if kind not in KINDS or not is_valid_namespace(namespace) or not is_valid_repository_name(name):
             return None
         return self.root / kind / namespace / f"{name}.git"
+
+
+def _make_folder(parent: Path, prefix: str) -> Path:
+    """Create a folder with a name of its own. Its mode follows the umask, so that a group can share the Hub; mkdtemp's does not."""
+    folder = parent / f"{prefix}{secrets.token_hex(8)}"
+    folder.mkdir()
+    return folder

@@ -23,6 +23,7 @@ from tasks.publishing import served
 from tests.support import base_models, forked, releases, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
+from tests.support.hub_browser import hub_browser
 from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
@@ -313,8 +314,7 @@ def open_hub(hub) -> Iterator[LocalHub]:
 
 @pytest.fixture
 def browser(open_hub) -> Iterator[httpx2.Client]:
-    headers = {"Accept": "text/html,*/*", "Origin": open_hub.endpoint}
-    with httpx2.Client(base_url=open_hub.endpoint, headers=headers, follow_redirects=True, timeout=60) as client:
+    with hub_browser(open_hub.endpoint, timeout=60) as client:
         yield client
 
 
@@ -383,11 +383,11 @@ def test_box_is_only_for_those_who_may_use_it(hub, open_hub, browser):
     assert browser.post("/tests/causal_lm/try/main", data=data, headers=elsewhere).status_code == 403
     assert browser.post("/tests/causal_lm/try/main", data=data | {"form_token": "x"}).status_code == 403
     assert browser.post("/tests/dpo/try/main", data=data).status_code == 200
-    with httpx2.Client(base_url=open_hub.endpoint, headers=dict(browser.headers), follow_redirects=True) as other:
+    with hub_browser(open_hub.endpoint) as other:
         sign_in(other, OTHER)
         data["form_token"] = form_token(other.get("/tests/causal_lm").text)
         assert other.post("/tests/dpo/try/main", data=data).status_code == 404
-    with httpx2.Client(base_url=hub.endpoint, headers={"Origin": hub.endpoint}) as closed:
+    with hub_browser(hub.endpoint) as closed:
         sign_in(closed)
         refused = closed.post("/tests/causal_lm/try/main", data=data)
         assert refused.status_code in (403, 404)
@@ -491,27 +491,28 @@ def test_one_answer_at_a_time(hub, open_hub):
         assert end.wait(30)
         return open_hub.answer(*asked)
 
-    with LocalHub(hub.root / ".hub", tokens={TOKEN: "tests"}, answer=slow) as running:
-        headers = {"Accept": "text/html", "Origin": running.endpoint}
-        with httpx2.Client(base_url=running.endpoint, headers=headers, timeout=60) as client:
-            sign_in(client)
-            first: list[httpx2.Response] = []
-            thread = threading.Thread(target=lambda: first.append(ask(client, "causal_lm", TEXT)))
-            thread.start()
-            assert started.wait(30)
-            refused = ask(client, "causal_lm", TEXT)
-            assert refused.status_code == 503
-            assert "answering somebody else" in refused.text
-            end.set()
-            thread.join(60)
-            assert first[0].status_code == 200
-            assert ask(client, "causal_lm", TEXT).status_code == 200, "it is free again"
+    with (
+        LocalHub(hub.root / ".hub", tokens={TOKEN: "tests"}, answer=slow) as running,
+        hub_browser(running.endpoint, timeout=60) as client,
+    ):
+        sign_in(client)
+        first: list[httpx2.Response] = []
+        thread = threading.Thread(target=lambda: first.append(ask(client, "causal_lm", TEXT)))
+        thread.start()
+        assert started.wait(30)
+        refused = ask(client, "causal_lm", TEXT)
+        assert refused.status_code == 503
+        assert "answering somebody else" in refused.text
+        end.set()
+        thread.join(60)
+        assert first[0].status_code == 200
+        assert ask(client, "causal_lm", TEXT).status_code == 200, "it is free again"
 
 
 @needs_browser
 def test_box_in_a_browser(open_hub, tmp_path):
     visit = open_page(
-        f"{open_hub.endpoint}/tests/token_classification",
+        "/tests/token_classification",
         by_way_of=open_hub.sign_in_link("tests"),
         width=400,
         screenshot=tmp_path / "page.png",

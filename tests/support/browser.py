@@ -23,10 +23,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from websockets.sync.client import ClientConnection, connect
@@ -52,7 +53,7 @@ _ARGUMENTS = (
     "--no-first-run",
     "--no-default-browser-check",
     "--no-proxy-server",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost, EXCLUDE *.localhost",
     "--remote-debugging-port=0",
 )
 
@@ -79,7 +80,8 @@ class PageVisit:
     @property
     def hosts(self) -> set[str]:
         """The hosts that were asked, this machine's aside."""
-        return {host for url in self.requests if (host := urlsplit(url).hostname)} - {"127.0.0.1", "localhost", "::1"}
+        hosts = {urlsplit(url).hostname or "" for url in self.requests}
+        return {host for host in hosts if not host.endswith(".localhost")} - {"", "127.0.0.1", "localhost", "::1"}
 
 
 def open_page(
@@ -89,16 +91,18 @@ def open_page(
     dark: bool = False,
     screenshot: Path | None = None,
     by_way_of: str | None = None,
+    fill: Mapping[str, str] | None = None,
     click: str | None = None,
 ) -> PageVisit:
     """Open a page and wait until it is loaded and asks for nothing more.
 
     Args:
-        url_or_path: a URL, or a file on this machine.
+        url_or_path: a URL, a file on this machine or, with `by_way_of`, an address at the host to which that has led.
         width: of the window, in pixels; below 600 the browser says that it is a phone.
         dark: what `prefers-color-scheme` says.
         screenshot: where to put a picture (PNG) of the whole page.
         by_way_of: a URL to open before in the same browser, for its cookies; its page leads on to another one.
+        fill: what to write into the boxes of the page, by their CSS selectors.
         click: a CSS selector of what to click on the page; the visit goes on to where that leads.
     """
     url = url_or_path.absolute().as_uri() if isinstance(url_or_path, Path) else url_or_path
@@ -107,8 +111,11 @@ def open_page(
         page.show(width=width, dark=dark)
         if by_way_of:
             page.load(by_way_of, leads_on=True)
+            url = urljoin(page.url(), url)
             page.visit = PageVisit()
         page.load(url)
+        for selector, text in (fill or {}).items():
+            page.fill(selector, text)
         if click:
             page.click(click)
         page.finish(screenshot)
@@ -188,6 +195,10 @@ class _Page:
         assert failed in (None, "net::ERR_HTTP_RESPONSE_CODE_FAILURE"), f"{url}: {failed}"
         self._wait_for_other_document({*before, begun["loaderId"]} if leads_on else before)
 
+    def fill(self, selector: str, text: str) -> None:
+        expression = f"document.querySelector({json.dumps(selector)}).value = {json.dumps(text)}"
+        assert "exceptionDetails" not in self._call("Runtime.evaluate", expression=expression), selector
+
     def click(self, selector: str) -> None:
         before = set(self._seen)
         expression = f"document.querySelector({json.dumps(selector)}).click()"
@@ -199,6 +210,9 @@ class _Page:
         give_up = time.monotonic() + _PAGE_TIMEOUT_S
         while not self._idle - known:
             self._handle(self._receive(give_up))
+
+    def url(self) -> str:
+        return str(self._call("DOM.getDocument", depth=0)["root"]["documentURL"])
 
     def finish(self, screenshot: Path | None) -> None:
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx2
 import pytest
 
-from tasks.hub_server import routes_repositories
+from tasks.hub_server import page_templates, routes_repositories
 from tasks.hub_server.card_metadata import NO_METADATA, parse_card
 from tasks.hub_server.page_templates import render_markdown
 from tasks.hub_server.server import LocalHub
@@ -193,3 +195,74 @@ def test_anonymous_requests_to_validate_cards_are_limited(hub: LocalHub) -> None
             assert post("a: 2").status_code == 503, "two others are being checked"
             assert post("a: 2", Authorization="Bearer token-of-alice").status_code == 200
     assert post("a: 2").status_code == 200
+
+
+SIZE = 128 << 10
+HOSTILE_TEXTS = [
+    "[",
+    "![",
+    "[a](",
+    "**a *",
+    "*",
+    "_a ",
+    "~~a ",
+    "<",
+    "<a@b.c>",
+    "`",
+    "&",
+    "# a\n",
+    "a\n",
+    "---\n",
+    "1. a\n",
+]
+HOSTILE_TEXTS += [
+    "> ",
+    ">\n",
+    "- a\n",
+    "a\n=\n",
+    "|a|b|\n",
+    "![a](b)",
+    "[a]: b\n",
+    "    a\n",
+    "```\na\n",
+    "\n",
+    " ",
+    "\\*",
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE_TEXTS)
+def test_no_text_is_much_work(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many comments take the parser no more steps than two texts may, and a second visit takes none."""
+    monkeypatch.setattr(page_templates, "_MAX_STEPS", 2000)
+    page_templates._render_markdown.cache_clear()
+    text = (piece * SIZE)[: SIZE // 8]
+    render = page_templates.render_comments("/a/b", "main")
+    begin = time.thread_time()
+    for number in range(20):
+        render(text + str(number))
+    assert time.thread_time() - begin < 2
+    render(text + "0")
+    assert page_templates._render_markdown.cache_info().hits <= 1
+    _, steps = page_templates._render_markdown(text, "/a/b", "main", "", anchors=False)
+    assert steps <= page_templates._MAX_STEPS
+    page_templates._render_markdown.cache_clear()
+
+
+def test_long_card_is_rendered_and_hostile_one_is_shown() -> None:
+    card = (
+        "# Title\n\nSome text with a [link](a.md), *emphasis* and `code`.\n\n| a | b |\n| - | - |\n| 1 | 2 |\n\n" * 400
+    )
+    assert "<h1" in page_templates.render_markdown(card, base="/a/b", revision="main")
+    hostile = "<b>" + "![" * (SIZE // 3)
+    assert page_templates.render_markdown(hostile, base="/a/b", revision="main").startswith("<pre>&lt;b&gt;![![")
+
+
+def test_metadata_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"---\na: [{', '.join(map(str, range(4000)))}]\n---\n"
+    assert parse_card(text).errors == []
+    monkeypatch.setattr("tasks.hub_server.card_metadata._parse", None)
+    assert parse_card(text).errors == []
+    too_many = f"---\na: [{', '.join(map(str, range(6000)))}]\n---\n"
+    monkeypatch.undo()
+    assert "too many values" in parse_card(too_many).errors[0]

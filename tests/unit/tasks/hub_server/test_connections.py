@@ -26,6 +26,7 @@ from tasks.hub_server import (
 )
 from tasks.hub_server.server import LocalHub
 from tests.support import forked
+from tests.support.hub_browser import HOST, own_page
 
 REPO = "alice/model"
 ROUTERS: list[APIRouter] = [
@@ -90,14 +91,99 @@ def test_bodies_without_a_token_are_small(alice: HfApi, hub: LocalHub) -> None:
     alice.create_repo(REPO)
     for path in ("/api/validate-yaml", "/-/sign-in", f"/api/models/{REPO}/paths-info/main"):
         for content in (b" " * (limits.ANONYMOUS_BYTES + 1), iter([b" " * limits.ANONYMOUS_BYTES] * 2)):
-            assert httpx2.post(hub.endpoint + path, content=content).status_code == 413, path
-        assert httpx2.post(hub.endpoint + path, content=b" " * limits.ANONYMOUS_BYTES).status_code != 413, path
+            headers = own_page(hub.endpoint)
+            assert httpx2.post(hub.endpoint + path, content=content, headers=headers).status_code == 413, path
+        largest = b" " * limits.ANONYMOUS_BYTES
+        assert httpx2.post(hub.endpoint + path, content=largest, headers=headers).status_code != 413, path
 
 
 def test_a_body_has_a_time_limit(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "_WINDOW_S", 0.2)
     monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 1 << 30)
-    assert status_without_a_body(hub, "POST", "/-/sign-in", 10) == 408
+    assert status_without_a_body(hub, "POST", "/api/validate-yaml", 10) == 408
+
+
+@pytest.mark.parametrize("announced", [10, 1 << 40])
+def test_a_body_that_drips_has_the_same_limit_whatever_it_announces(
+    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, announced: int
+) -> None:
+    monkeypatch.setattr(limits, "_WINDOW_S", 0.6)
+    alice.create_repo(REPO)
+    objects = [{"oid": "0" * 64, "size": announced}]
+    batch = {"operation": "upload", "objects": objects}
+    headers = {"Authorization": "Bearer token-of-alice"}
+    answer = httpx2.post(f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    url = answer.json()["objects"][0]["actions"]["upload"]["href"]
+    head = f"PUT {url.removeprefix(hub.endpoint)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n\r\n"
+    with connect(hub) as slow:
+        slow.settimeout(0.2)
+        slow.sendall(head.encode())
+        start, seen = time.monotonic(), b""
+        while not seen and time.monotonic() < start + 10:
+            with contextlib.suppress(TimeoutError):
+                slow.sendall(b"x" * (time.monotonic() < start + 1))
+                seen = slow.recv(100)
+    assert seen.startswith(b"HTTP/1.1 408"), seen
+
+
+def test_a_body_at_the_least_rate_is_read(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that brings enough begins another one."""
+    monkeypatch.setattr(limits, "_WINDOW_S", 1.5)
+    monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 1000)
+
+    def blocks() -> Iterator[bytes]:
+        for _ in range(4):
+            time.sleep(0.7)
+            yield b" " * 2000
+
+    answer = httpx2.post(f"{hub.endpoint}/api/validate-yaml", content=blocks(), timeout=20)
+    assert answer.status_code == 400, answer.text
+
+
+def half_sent(hub: LocalHub, count: int, head: str, opened: contextlib.ExitStack) -> None:
+    for _ in range(count):
+        client = opened.enter_context(connect(hub))
+        with contextlib.suppress(ConnectionError):
+            client.sendall(head.replace("\n", "\r\n").encode())
+
+
+@pytest.mark.parametrize("who", ["nobody", "a reader", "a writer"])
+def test_half_sent_bodies_lock_nobody_out(
+    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Of the client that has most connections the oldest one is closed, whether it has a token, an upload address or nothing."""
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 12)
+    alice.create_repo(REPO)
+    token = {"nobody": "", "a reader": "token-of-bob", "a writer": "token-of-alice"}[who]
+    head = f"POST /-/sign-in HTTP/1.1\nHost: {HOST}\nOrigin: http://{HOST}\nContent-Length: 200000\n\nt"
+    if token:
+        batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1 << 20}]}
+        address = f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch"
+        answer = httpx2.post(address, json=batch, headers={"Authorization": f"Bearer {token}"})
+        path = answer.json()["objects"][0]["actions"]["upload"]["href"].removeprefix(hub.endpoint)
+        head = f"PUT {path} HTTP/1.1\nHost: localhost\nContent-Length: {1 << 20}\n\nx"
+    with contextlib.ExitStack() as opened, httpx2.Client(base_url=hub.endpoint) as early:
+        upload = opened.enter_context(connect(hub))  # of another user, under way all the time
+        upload.sendall(
+            f"POST /api/models/{REPO}/tag/main HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n"
+            f"Authorization: Bearer token-of-{'bob' if who == 'a writer' else 'alice'}\r\n\r\n".encode()
+        )
+        half_sent(hub, 40, head, opened)
+        for _ in range(3):
+            assert early.get("/api/models").status_code == 200
+            assert httpx2.get(f"{hub.endpoint}/api/models").status_code == 200
+        upload.sendall(b'{"tag":"t"}')
+        assert upload.recv(100).split()[1] in (b"200", b"403")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [("10.0.0.7", "10.0.0.7"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2"), ("::ffff:10.0.0.7", "::ffff:10.0.0.7")],
+)
+def test_clients_are_told_apart_by_network(address: str, network: str) -> None:
+    connection = limits.LimitedConnection.__new__(limits.LimitedConnection)
+    connection.client, connection.scope = (address, 1), None  # type: ignore[assignment]
+    assert connection.client_name == f"network {network}"
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

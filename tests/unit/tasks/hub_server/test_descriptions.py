@@ -142,3 +142,4 @@ def test_commits_are_formatted(alice: HfApi) -> None:
     assert (commits[0].title, commits[0].formatted_title) == ("a <b> & c", "a &lt;b&gt; &amp; c")
     assert commits[0].formatted_message == "one<br>&lt;i&gt;two&lt;/i&gt;"
     assert commits[-1].formatted_title == "initial commit"
+    assert {commit.formatted_title for commit in alice.list_repo_commits(repo)} == {None}, "not asked for"

@@ -17,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from tasks.hub_server import limits
 from tasks.hub_server.server import LocalHub
+from tests.support.hub_browser import own_page
 
 REPO = "alice/model"
 HEADERS = {"Authorization": "Bearer token-of-alice"}
@@ -51,13 +52,14 @@ def test_body_size_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.M
         "/-/sign-in": 20_000,
         f"/api/models/{REPO}/commit/main": 40_000,
     }
+    headers = HEADERS | own_page(hub.endpoint)
     for route, limit in routes.items():
-        with_length = httpx2.post(hub.endpoint + route, content=b" " * (limit + 1), headers=HEADERS)
+        with_length = httpx2.post(hub.endpoint + route, content=b" " * (limit + 1), headers=headers)
         assert with_length.status_code == 413, route
-        chunked = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 + 1, 1000), headers=HEADERS)
+        chunked = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 + 1, 1000), headers=headers)
         assert chunked.status_code == 413, route
         assert "larger than" in chunked.text
-        allowed = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 - 1, 1000), headers=HEADERS)
+        allowed = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 - 1, 1000), headers=headers)
         assert allowed.status_code != 413, route
     assert [entry.title for entry in alice.list_repo_commits(REPO)] == ["proposal (#1)", "initial commit"], (
         "a merge has no body"

