@@ -145,6 +145,7 @@ class EvaluationAnalysis:
                 learned=len(self.plan.ages.learned) if against == "champion" else 0,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
+                counted=gain.observations,
             )
 
     def _slices(self) -> Iterator[report.SliceResult]:

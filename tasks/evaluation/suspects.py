@@ -120,6 +120,8 @@ def find_disagreements(own: SplitBeliefs, champion: SplitBeliefs) -> Iterator[Su
     """Yield the answers in which candidate and champion differ, as one of them gives it that is not the row's."""
     _, mine, theirs = np.intersect1d(own.row_ids, champion.row_ids, return_indices=True)
     for one, other in zip(own.beliefs, champion.beliefs, strict=True):
+        if other.says_nothing:
+            continue
         for at, there in zip(mine.tolist(), theirs.tolist(), strict=True):
             if one.likeliest[at] != other.likeliest[there]:
                 place, of = (at, one) if one.likeliest[at] != one.given[at] else (there, other)
