@@ -1,11 +1,12 @@
 """How often the gate errs: pairs of models whose true difference is known, judged by the gate's own code.
 
-    python -m benchmarks.gate_simulation [--pairs 2000] [--processes 2] [--only-few] [--json FILE]
+    python -m benchmarks.gate_simulation [--pairs 2000] [--processes 2] [--only few|equal] [--json FILE]
 
 Each family (benchmarks/gate_families.py) draws the scores of a candidate and a champion on the same rows so that the true
 gain in a metric is a given number. Totals, metrics, intervals, tests and verdicts come from the product's code. A gate errs
 when it publishes a model whose true gain is not above its bar. It may do so with probability (1 - confidence) / 2 = 2.5%;
-for slices, with 1 - confidence = 5% over all of them.
+for slices, with 1 - confidence = 5% over all of them. The table of two equal models (benchmarks/gate_equal_models.py) has every objective
+and metric; it takes a fifth of the pairs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.gate_equal_models import EQUAL, KINDS, ROWS, EqualModels, Kind
 from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
@@ -83,7 +85,7 @@ def few_rates(place: int, pairs: int, seed: int = 0) -> dict[str, list[float | N
 
 
 def _moved(gain: Gain, by: float) -> Gain:
-    return Gain(gain.value + by, gain.low + by, gain.high + by, gain.p_value, gain.at_most)
+    return Gain(gain.value + by, gain.low + by, gain.high + by, gain.p_value, gain.at_most, gain.observations)
 
 
 def comparison(metric: str, gain: Gain, rows: int) -> MetricComparison:
@@ -97,6 +99,28 @@ def comparison(metric: str, gain: Gain, rows: int) -> MetricComparison:
         p_value=gain.p_value,
         rows=rows,
     )
+
+
+@dataclass(frozen=True)
+class EqualCell:
+    """How often one of two equal models is published over the other."""
+
+    scores: str
+    metric: str
+    kind: Kind
+    rows: int
+    pairs: int
+    published: float
+
+
+def equal_cells(models: EqualModels, pairs: int) -> list[EqualCell]:
+    """Return the rates of all metrics of a kind of models, rows and ways to draw them."""
+    found = []
+    for kind in KINDS:
+        for rows in ROWS:
+            for metric, rate in models.rates(rows, kind, pairs).items():
+                found.append(EqualCell(models.title, metric, kind, rows, pairs, rate))
+    return found
 
 
 @dataclass(frozen=True)
@@ -199,27 +223,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=2000, help="pairs of models for each rate")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only-few", action="store_true", help="only the table of few rows or groups")
+    parser.add_argument(
+        "--only", choices=("few", "equal"), help="only the table of few rows or groups, or of equal models"
+    )
     parser.add_argument("--json", type=Path, help="also write the rates to this file")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of each process
     with ProcessPoolExecutor(arguments.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        families = (
-            [] if arguments.only_few else sorted(FAMILIES, key=lambda one: (one.is_shift, isinstance(one, Accuracy)))
-        )
+        families = [] if arguments.only else sorted(FAMILIES, key=lambda one: (one.is_shift, isinstance(one, Accuracy)))
         tasks = {family: pool.submit(list_cells, family, arguments.pairs) for family in families}  # the longest first
-        slice_task = None if arguments.only_few else pool.submit(list_slice_cells, arguments.pairs)
-        few_tasks = [pool.submit(few_rates, place, arguments.pairs) for place in range(len(few(1)))]
+        slice_task = None if arguments.only else pool.submit(list_slice_cells, arguments.pairs)
+        few_places = [] if arguments.only == "equal" else range(len(few(1)))
+        few_tasks = [pool.submit(few_rates, place, arguments.pairs) for place in few_places]
+        equal = () if arguments.only == "few" else EQUAL
+        equal_tasks = [pool.submit(equal_cells, models, max(arguments.pairs // 5, 1)) for models in equal]
         found = [tasks[family].result() for family in FAMILIES if family in tasks]
         slices = slice_task.result() if slice_task else []
         rates = [task.result() for task in few_tasks]
+        equals = [cell for task in equal_tasks for cell in task.result()]
     if found:
         _print_cells(found)
-    _print_few(rates)
+    if rates:
+        _print_few(rates)
+    if equals:
+        print_equal(equals)
     if slices:
         _print_slices(slices)
     if arguments.json:
-        every = [asdict(cell) for some in found for cell in some] + [asdict(cell) for cell in slices]
+        every = [asdict(cell) for some in found for cell in some]
+        every += [asdict(cell) for cell in slices] + [asdict(cell) for cell in equals]
         arguments.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
 
 
@@ -244,6 +276,18 @@ def _print_few(rates: list[dict[str, list[float | None]]]) -> None:
         for name, found in shown.items():
             values = " | ".join("" if rate is None else f"{100 * rate:.1f}" for rate in found)
             print(f"| {family.describe()} | {name} | {values} |")
+
+
+def print_equal(found: list[EqualCell]) -> None:
+    """Print the table of equal models."""
+    columns = [(kind, rows) for kind in KINDS for rows in ROWS]
+    print("\n### Two equal models: one is published over the other, % of pairs\n")
+    print(f"| scores | metric | {' | '.join(f'{kind}, {rows}' for kind, rows in columns)} |")
+    print(f"|{' --- |' * (2 + len(columns))}")
+    rates = {(cell.scores, cell.metric, cell.kind, cell.rows): f"{100 * cell.published:.1f}" for cell in found}
+    for scores, metric in dict.fromkeys((cell.scores, cell.metric) for cell in found):
+        values = " | ".join(rates.get((scores, metric, *column), "") for column in columns)
+        print(f"| {scores} | {metric} | {values} |")
 
 
 def _print_slices(slices: list[SliceCell]) -> None:

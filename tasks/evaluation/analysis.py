@@ -155,6 +155,7 @@ class EvaluationAnalysis:
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
                 heavy=find_heavy_rows(objective.row_weights(metric, own.columns), own),
+                counted=gain.observations,
             )
 
     def _slices(self) -> Iterator[report.SliceResult]:

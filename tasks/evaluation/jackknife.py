@@ -35,22 +35,25 @@ class Jackknife:
     freedom: float
     """Degrees of freedom of the standard error."""
     rows: int
+    """How many rows count."""
     scale: float
     """By how much the value of one row may differ from that of N equal rows."""
 
     @classmethod
-    def of(cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float) -> Jackknife:
-        """From the value of all rows, and the values without each row in turn, (N,)."""
-        rows = len(left_out)
+    def of(
+        cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float, rows: int | None = None
+    ) -> Jackknife:
+        """From the value of all rows, and the values without each row in turn, (N,); only `rows` of them count, by default all."""
+        rows = len(left_out) if rows is None else rows
         if rows < min_interval_observations(confidence) or not np.isfinite(left_out).all():
             return cls(value, math.inf, 0.0, 1.0, rows, scale)
-        effects = left_out.mean() - left_out  # (N,)
+        effects, drawn = left_out.mean() - left_out, len(left_out)  # (N,)
         squares = float((effects**2).sum())
         if not squares > (ROUNDING * scale) ** 2:
             return cls(value, 0.0, 0.0, 1.0, rows, scale)
-        kurtosis = rows * float((effects**4).sum()) / squares**2
-        freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))
-        error = math.sqrt((rows - 1) / rows * squares)
+        kurtosis = drawn * float((effects**4).sum()) / squares**2
+        freedom = min(rows - 1, 2 * drawn / max(kurtosis - 1, 1e-9))
+        error = math.sqrt((drawn - 1) / drawn * squares)
         return cls(value, error, float((effects**3).sum()) / squares**1.5, freedom, rows, scale)
 
     def interval(self, confidence: float) -> tuple[float, float]:
@@ -105,7 +108,7 @@ def largest_unseen_mean(rows: Sequence[float], confidence: float) -> float:
     return float((1 - level * few).sum() / len(ascending))
 
 
-def max_contribution_difference(left_out: NDArray[np.float64]) -> float:
-    """Return by how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
+def max_contribution_difference(left_out: NDArray[np.float64], rows: int) -> float:
+    """Return by how much the contributions of `rows` to a metric differ, at most: rows - 1 times as much as the values without them, (N,)."""
     finite = left_out[np.isfinite(left_out)]
-    return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0
+    return max(rows - 1, 0) * float(np.ptp(finite)) if len(finite) else 0.0

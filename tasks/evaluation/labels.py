@@ -37,8 +37,8 @@ class _LabelMetrics:
 
     split_metrics: frozenset[str] = frozenset()
 
-    def __init__(self, objective: ClassifierObjective[Any], labels: Sequence[int]) -> None:
-        self._objective, self._labels = objective, labels
+    def __init__(self, objective: ClassifierObjective[Any], state: ObjectiveState, labels: Sequence[int]) -> None:
+        self._objective, self._state, self._labels = objective, state, labels
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         return self._objective.additive_statistics(scores, state)
@@ -48,6 +48,14 @@ class _LabelMetrics:
         assert counts is not None
         found = precision_recall_f1(counts)
         return {f"{metric} {label}": values[..., label] for metric, values in found.items() for label in self._labels}
+
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Rows that are predicted to have the label, for precision; that have it, for recall; either, for F1."""
+        name, _, label = metric.partition(" ")
+        counts = self._objective.label_counts(totals, self._state)
+        assert counts is not None
+        _, predicted, given = (counts[:, row, int(label)] > 0 for row in range(3))
+        return {"precision": predicted, "recall": given, "f1": predicted | given}[name]
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         return {}
@@ -116,7 +124,7 @@ def report_labels(
 
 
 def _resampler_of_labels(resampler: Resampler, objective: ClassifierObjective[Any], labels: Sequence[int]) -> Resampler:
-    metrics: Any = _LabelMetrics(objective, labels)
+    metrics: Any = _LabelMetrics(objective, resampler.state, labels)
     return replace(resampler, objective=metrics)
 
 

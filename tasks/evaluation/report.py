@@ -131,6 +131,8 @@ class MetricComparison(Report):
     """How many of the rows are of one group, at most; None in a report of an earlier version, too."""
     heavy: list[HeavyRow] = Field(default=[])
     """The rows that decide, the heaviest first (`tasks.evaluation.heavy_rows`); empty if none has much of the weight."""
+    counted: int | None = None
+    """How many of the rows, or groups, the metric is about; None in a report of an earlier version."""
 
     def sentence(self, confidence: float) -> str:
         """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
@@ -170,11 +172,12 @@ class MetricComparison(Report):
     def too_few(self, confidence: float) -> str:
         """Return why so few observations cannot show a gain; empty if they may."""
         least = min_interval_observations(confidence)
-        if (self.rows if self.groups is None else self.groups) >= least:
+        there = self.rows if self.groups is None else self.groups
+        counted = there if self.counted is None else self.counted
+        if counted >= least:
             return ""
-        return (
-            f"{self._counted()} cannot show it: a {format_confidence_level(confidence)} interval needs at least {least}"
-        )
+        which = self._counted() if counted == there else f"{counted} of {self._counted()} that count in it"
+        return f"{which} cannot show it: a {format_confidence_level(confidence)} interval needs at least {least}"
 
     @property
     def few_groups(self) -> str:

@@ -36,6 +36,7 @@ from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
+from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings

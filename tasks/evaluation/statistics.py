@@ -13,8 +13,8 @@ Rows that belong together are one observation: resamples draw groups of rows, an
 (Field and Welsh 2007, https://doi.org/10.1111/j.1467-9868.2007.00593.x). The exact tests of shares need independent rows, so with
 groups the bootstrap and the jackknife take their place.
 
-Fewer observations than `min_interval_observations` give no interval: its ends are infinite. benchmarks/gate_simulation.py measures how
-often each errs.
+Fewer observations than `min_interval_observations` give no interval: its ends are infinite. Only those count that a metric depends on: a
+query without a relevant document says nothing of NDCG. benchmarks/gate_simulation.py measures how often each errs.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ class Gain:
     """The p-value of McNemar's test, where the metric is a share of rows."""
     at_most: Callable[[float], float]
     """Probability of a gain this low or lower, if the true gain were the argument."""
+    observations: int
+    """How many rows or groups count in the metric."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A metric without one observation, for each of N rows or groups; or without one block of them."""
+
+    values: NDArray[np.float64]
+    """(N,); NaN where the metric does not exist without it."""
+    counts: NDArray[np.bool_]
+    """Whether the metric is about it, (N,)."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +105,13 @@ class Resampler:
 
     def intervals(self, scores: RowScores) -> dict[str, tuple[float, float]]:
         """Ends of the interval of each metric of N rows."""
-        (resampled,), totals = self.resample([scores]), self.totals(scores)
+        (resampled,), totals, left_out = self.resample([scores]), self.totals(scores), self._leave_one_out(scores)
         found = {}
         for name, values in resampled.items():
             rows = self.objective.rows_of_shares(name, totals, self.state)
             scale = 1.0 if rows and self.objective.group_score else scores.observations / len(scores)
             parts = [own * scale for own in rows or [len(scores)]] if name in self.objective.shares else ()
-            found[name] = self.interval(values, scores.observations, parts)
+            found[name] = self.interval(values, int(left_out[name].counts.sum()), parts)
         return found
 
     def interval(
@@ -138,11 +150,15 @@ class Resampler:
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
             without = left_out[0][metric], left_out[1][metric]
-            scale = max(2 * abs(gain), *map(max_contribution_difference, without)) or 1.0
-            jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
-            low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
+            observations = int((without[0].counts | without[1].counts).sum())
+            scale = (
+                max(2 * abs(gain), *(max_contribution_difference(one.values, observations) for one in without)) or 1.0
+            )
+            values = sign * (without[0].values - without[1].values)
+            jackknife = Jackknife.of(gain, values, scale, self.confidence, observations)
+            low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), observations)
             ends = jackknife.interval(self.confidence)
-            found[metric] = Gain(gain, min(low, ends[0]), max(high, ends[1]), None, jackknife.tail)
+            found[metric] = Gain(gain, min(low, ends[0]), max(high, ends[1]), None, jackknife.tail, observations)
         return found
 
     def floor_p_values(
@@ -157,27 +173,34 @@ class Resampler:
                 found[metric] = float(scipy.special.bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            scale = max(abs(metrics[metric]), max_contribution_difference(left_out[metric])) or 1.0
-            jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
+            values, observations = left_out[metric].values, int(left_out[metric].counts.sum())
+            scale = max(abs(metrics[metric]), max_contribution_difference(values, observations)) or 1.0
+            jackknife = Jackknife.of(sign * metrics[metric], sign * values, scale, self.confidence, observations)
             found[metric] = jackknife.tail(sign * floor)
         return found
 
-    def _leave_one_out(self, scores: RowScores) -> dict[str, NDArray[np.float64]]:
-        """The metrics without one observation, for each of them, (N,); NaN where a metric does not exist without it.
+    def _leave_one_out(self, scores: RowScores) -> dict[str, LeftOut]:
+        """The metrics without one observation, for each of them.
 
         Those of a whole split are without one block of observations, for at most `_BLOCKS` blocks (Shao and Wu 1989).
         """
         totals, names = self.totals(scores), self.metrics(scores)
-        found: dict[str, list[NDArray[np.float64]]] = {metric: [] for metric in names}
+        parts: dict[str, list[LeftOut]] = {metric: [] for metric in names.keys() - self.objective.split_metrics}
         for chunk in self._observed(scores):
-            left = totals - chunk  # (n, S)
             with np.errstate(divide="ignore", invalid="ignore"):
-                metrics = self.objective.compute_metrics(left, self.state)
-            for metric, chunks in found.items():
-                chunks.append(metrics.get(metric, np.full(len(left), np.nan)))
+                metrics = self.objective.compute_metrics(totals - chunk, self.state)
+            for metric, of_chunks in parts.items():
+                values = metrics.get(metric, np.full(len(chunk), np.nan))
+                of_chunks.append(LeftOut(values, self.objective.counts_in(metric, chunk)))
+        found = {
+            metric: LeftOut(
+                *(np.concatenate(one) for one in zip(*((part.values, part.counts) for part in of_chunks), strict=True))
+            )
+            for metric, of_chunks in parts.items()
+        }
         blocks = np.arange(scores.observations) * _BLOCKS // max(scores.observations, _BLOCKS)
         whole = self._whole(scores, (blocks != block for block in np.unique(blocks)))
-        return {metric: np.concatenate(chunks) for metric, chunks in found.items()} | whole
+        return found | {metric: LeftOut(values, np.ones(len(values), np.bool_)) for metric, values in whole.items()}
 
     def _whole(self, scores: RowScores, drawn: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """The metrics of whole splits, for each way to draw every observation, (n,), so many times; nothing if there are none."""
@@ -229,6 +252,7 @@ def accuracy_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: 
         -_least_gain(only_other, only_one, rows, outside),
         mcnemar_p_value(only_one, only_other),
         lambda limit: paired_share_score_test(only_other, only_one, rows, -limit),
+        rows,
     )
 
 

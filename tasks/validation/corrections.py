@@ -92,9 +92,9 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
             before = _labels_at(method, typed, places) if has_one_column else {}
-            for place, labels in before.items():
-                of_source |= labels
-                given.update(_learned_labels(method, corrections[int(found[place])]) - labels)
+            for place, labels_before in before.items():
+                of_source |= labels_before
+                given.update(_learned_labels(method, corrections[int(found[place])]) - labels_before)
             target = folder / split / own.shard.name
             written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
             changed[split] += len(written)

@@ -39,11 +39,14 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
-from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
-from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
+from trainer.objectives.bases.retrieval import NAMES, center_changes, measure_classes, measure_pairs, name_length
+from trainer.objectives.bases.rows import ScoreColumns, hash_group_value
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 from trainer.objectives.bases.vector_space import VectorSpace
+
+_OF_QUERY = (*NAMES, "counted")
+_AS_DOCUMENT = tuple(f"{name} without its documents" for name in _OF_QUERY)
 
 
 class Options(Section):
@@ -265,7 +268,8 @@ class Embedding(Objective[Options]):
     # Scores and metrics
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
-        return ("predicted", "given") if self._has_scores else (*NAMES, "counted", "cosine", "query")
+        """Of a query its metrics, whether it counts, cosine and number; then what all other queries lose or gain without the row's documents."""
+        return ("predicted", "given") if self._has_scores else (*_OF_QUERY, "cosine", "query", *_AS_DOCUMENT)
 
     def score_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> ScoredBatch:
         """Scored pairs: their cosines and scores, (B,). Otherwise the vectors (B, M, D), and the numbers of the M texts and the class, (B, L).
@@ -294,12 +298,12 @@ class Embedding(Objective[Options]):
         if self._has_scores:
             return np.concatenate([cosines, given], 1)
         if self.options.label_column:
-            found = measure_classes(vectors[:, 0], given[:, 1])
-            return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None]], 1)
+            found, changes = measure_classes(vectors[:, 0], given[:, 1])
+            return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None], changes], 1)
         texts = vectors.shape[1]
         grades = given[:, texts] if self.options.grade_column else None
-        found = measure_pairs(vectors, given[:, :texts], documents, grades)
-        return np.concatenate([found, cosines, given[:, :1]], 1)
+        found, changes = measure_pairs(vectors, given[:, :texts], documents, grades)
+        return np.concatenate([found, cosines, given[:, :1], changes], 1)
 
     @property
     def vector_space(self) -> VectorSpace:  # type: ignore[override]
@@ -328,19 +332,35 @@ class Embedding(Objective[Options]):
         return flat if self._has_scores else flat[place[numbers != several_texts.NO_TEXT]]
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        """Of the first row of a query, `_OF_QUERY`; of each row, what its documents change for other queries, (N, 10).
+
+        A row that is left out, or drawn again, takes its documents along. The changes have the mean 0: the metrics of rows are those of
+        their queries.
+        """
         if self._has_scores:
             return np.ones((len(scores["given"]), 1))
-        return group_statistics(scores, "query", lambda own: [float(own[name][0]) for name in ("counted", *NAMES)])
+        first = np.unique(scores["query"], return_index=True)[1]
+        of_queries = np.zeros((len(scores["query"]), len(_OF_QUERY)))
+        of_queries[first] = np.stack([scores[name][first] for name in _OF_QUERY], 1)
+        changes = center_changes(np.stack([scores[name] for name in _AS_DOCUMENT], 1))
+        return np.concatenate([of_queries, changes], 1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        count = np.maximum(totals[..., 0], 1)
-        return {} if self._has_scores else {name: totals[..., i] / count for i, name in enumerate(NAMES, 1)}
+        if self._has_scores:
+            return {}
+        *sums, queries = np.moveaxis(totals[..., : len(_OF_QUERY)] - totals[..., len(_OF_QUERY) :], -1, 0)
+        return {name: total / np.maximum(queries, 1) for name, total in zip(NAMES, sums, strict=True)}
+
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Queries with a relevant document; a text alone in its class is only a document."""
+        return super().counts_in(metric, totals) if self._has_scores else totals[:, len(NAMES)] > 0
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         return {"spearman": spearman(scores["predicted"], scores["given"])} if self._has_scores else {}
 
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        return [float(totals[0])] if self.group_score and totals[0] else ()
+        queries = float(totals[len(NAMES)]) if self.group_score else 0.0
+        return [queries] if queries else ()
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the ranks of cosine and score are from each other; else how far a query is from NDCG 1, and then from its positive."""

@@ -29,13 +29,14 @@ from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColum
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.feedback import is_good
-from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, scipy, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
 from trainer.objectives.bases.preferences import split_conversation, split_text
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.rank_correlation import mean_ranks
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -265,11 +266,18 @@ class KTO(AnswersObjective[Options]):
             found |= {f"{kind}_{n}": own / np.maximum(rows, 1) for n, own in zip(_SCORES[2:], sums, strict=True)}
         return found | {"reward_margin": found["desirable_reward"] - found["undesirable_reward"]}
 
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Of what is good answers' or bad ones', rows with such an answer."""
+        kind = metric.partition("_")[0]
+        if kind not in {"desirable", "undesirable"}:
+            return super().counts_in(metric, totals)
+        return totals[:, 0 if kind == "desirable" else 4] > 0
+
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         """The probability that a good answer has a higher reward than a bad one; equal rewards count half."""
         liked = scores["liked"] > 0
         pairs = int(liked.sum()) * int((~liked).sum())
-        ranks = scipy.stats.rankdata(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
+        ranks = mean_ranks(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
         return {"roc_auc": float(ranks / pairs) if pairs else 0.5}
 
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:

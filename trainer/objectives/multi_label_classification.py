@@ -219,11 +219,29 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         return self._scores(logits, labels, torch.full_like(logits[0], label_thresholds.USUAL, dtype=torch.float64))
 
     def _scores(self, logits: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
-        """Summed losses, mean probability of what the row says of a label; then per label as `_OF_A_LABEL`, (B, 2 + 3 L)."""
-        nll = self.losses(logits, labels).double().sum(1, keepdim=True)
+        """Summed losses, mean probability of what the row says of a label; then per label as `_OF_A_LABEL`, (B, 2 + 3 L).
+
+        A label that the model cannot know is in both only where a row has it.
+        """
+        nll = self.charge_unknown(self.losses(logits, labels), labels).double().sum(1, keepdim=True)
         given, probability = labels.double(), logits.double().sigmoid()
-        agreement = torch.where(given > 0, probability, 1 - probability).mean(1, keepdim=True)
+        counts = given > 0
+        counts[:, self._known_places(labels.shape[1])] = True
+        agreeing = torch.where(given > 0, probability, 1 - probability) * counts
+        agreement = agreeing.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
         return torch.cat([nll, agreement, given, probability, (probability >= thresholds).double()], 1)
+
+    def charge_unknown(self, losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return losses (B, L), where a label that the model cannot know costs as much as a guess if the row has it, else nothing."""
+        if not self._unknown:
+            return losses
+        charged = losses.clone()
+        unknown = list(self._unknown)
+        charged[:, unknown] = self._guess * labels[:, unknown].to(losses.dtype)
+        return charged
+
+    def _known_places(self, labels: int) -> list[int]:
+        return [place for place in range(labels) if place not in self._unknown]
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Summed loss, one, all labels right; per label true positives, predictions, rows; (N, 3 + 3 L)."""
@@ -251,6 +269,12 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
         is_empty = not totals[3 + (len(totals) - 3) // 3 :].any()
         return frozenset({"micro_f1", "macro_f1"} if is_empty else ())
+
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Of F1, rows that have a label or are predicted to have one."""
+        if metric not in {"micro_f1", "macro_f1"}:
+            return super().counts_in(metric, totals)
+        return np.array(totals[:, 3 + (totals.shape[1] - 3) // 3 :].any(1), np.bool_)
 
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
         """Of F1: the mean of rows and predictions of each label, or of all, as far as there are as many rows; the others say nothing of it."""
@@ -284,8 +308,9 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         return found
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        """Return the mean probability of what the model holds for likelier of each label, (N,)."""
+        """Return the mean probability of what the model holds for likelier of each label that it knows, (N,)."""
         found = np.stack([own for name, own in scores.items() if name.startswith("probability ")], 1)
+        found = found[:, self._known_places(found.shape[1])]
         likelier: NDArray[np.float64] = np.maximum(found, 1 - found).mean(1)
         return likelier
 
@@ -307,6 +332,7 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         """
         if (kind := getattr(model.config, "problem_type", None)) != _KIND:
             raise ValueError(f"it predicts no several labels: problem_type in its config.json is {kind}, not {_KIND}")
+        self.keep_unknown_labels(label_thresholds.names_of(model.config), state["labels"])
         return label_thresholds.rearrange_labels(model, state["labels"])
 
     # Releases

@@ -219,6 +219,10 @@ class Ranking(TextOrPairObjective[Options]):
         """Those of rankings, if no query has a relevant document."""
         return frozenset() if totals[2] else self.shares
 
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Of the rankings, queries with a relevant document."""
+        return totals[:, 2] > 0 if metric in self.shares else super().counts_in(metric, totals)
+
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
         """The queries with a relevant document; the others say nothing."""
         return [float(totals[2])] if totals[2] else ()

@@ -249,6 +249,12 @@ class TokenClassification(ClassifierObjective[Options]):
         """Those of spans, where no span is: one that is predicted there would count as much as thousands."""
         return frozenset() if totals[5] else frozenset({"recall", "precision", "f1"})
 
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Texts with a span that is predicted, for precision; that is there, for recall; with either, for F1."""
+        predicted, actual = totals[:, 4] > 0, totals[:, 5] > 0
+        of_spans = {"precision": predicted, "recall": actual, "f1": predicted | actual}
+        return of_spans.get(metric, totals[:, 1] > 0)
+
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))
         return {"spans": f"{correct} of {actual} found, {predicted} predicted"}

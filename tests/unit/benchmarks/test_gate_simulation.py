@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gate_simulation
+from benchmarks.gate_equal_models import EQUAL, KINDS, EqualModels
 from benchmarks.gate_families import FAMILIES, Accuracy, BitsPerByte, Family, MacroF1, Spans, few
 from benchmarks.gate_simulation import GATES, cells, few_rates, slice_cells
 
@@ -63,6 +64,40 @@ def test_slice_alarms_are_rare_for_good_slices_and_reliable_for_bad_ones() -> No
             assert cell.alarm <= 0.05 + 3 * (0.05 * 0.95 / 25) ** 0.5, cell
     assert rates["slice_margin: 0.05", "one worse by 0.3", 200].alarm > 0.95
     assert rates["slice_floors: 0.8", "one worse by 0.3", 200].alarm > 0.95
+
+
+EMBEDDED_CLASSES = next(one for one in EQUAL if one.title == "embeddings: texts of 8 classes")
+
+
+def test_texts_that_are_documents_of_each_other_do_not_raise_the_error_rate() -> None:
+    """As independent queries, they let 9% pass."""
+    pairs = 60
+    rates = EMBEDDED_CLASSES.rates(80, "independent rows", pairs, resamples=200)
+    allowed = 0.025 + 3 * (0.025 * 0.975 / (2 * pairs)) ** 0.5
+    assert max(rates.values()) <= allowed, rates
+
+
+def test_table_of_equal_models_has_every_metric(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate_simulation, "ROWS", (12,))
+    found = [cell for models in EQUAL for cell in gate_simulation.equal_cells(models, 2)]
+    assert {cell.kind for cell in found} == {*KINDS}
+    gate_simulation.print_equal(found)
+    lines = capsys.readouterr().out.splitlines()
+    for models in EQUAL:
+        for metric in models.metrics:
+            assert any(line.startswith(f"| {models.title} | {metric} | ") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("models", EQUAL, ids=lambda one: one.title)
+def test_equal_models_are_published_in_at_most_2_5_percent(models: EqualModels) -> None:
+    """One metric of a hundred may be three standard errors above by chance: four are allowed."""
+    pairs = 200
+    for kind in KINDS:
+        for metric, rate in models.rates(60, kind, pairs).items():
+            assert rate <= 0.025 + 4 * (0.025 * 0.975 / (2 * pairs)) ** 0.5, (kind, metric)
 
 
 @pytest.mark.slow

@@ -34,6 +34,11 @@ class LabelBeliefs(NamedTuple):
     """(N,), the place of what the model holds for likeliest."""
     likeliest_probability: NDArray[np.float64]
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the model holds the first answer for certain whatever the row, as where it does not know the label."""
+        return not self.likeliest.any() and bool((self.likeliest_probability == 1).all())
+
     @classmethod
     def of_one_label(cls, label: str, given: NDArray[np.bool_], probability: NDArray[np.float64]) -> LabelBeliefs:
         """Return the beliefs about whether rows have a label; `given` and its `probability` are (N,)."""

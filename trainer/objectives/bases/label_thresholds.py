@@ -33,7 +33,7 @@ def thresholds_of(config: PreTrainedConfig, labels: Sequence[str]) -> list[float
 def rearrange_labels(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
     """Return a model whose logits (B, L) are those of these labels, with its own thresholds.
 
-    A label that it was not trained on gets the logit 0, a blind guess, and is never predicted. One that only it knows does not count.
+    A label that it was not trained on gets the probability 0, and is never predicted. One that only it knows does not count.
     """
     if (known := names_of(model.config)) == labels:
         return model
@@ -44,8 +44,8 @@ def rearrange_labels(model: PreTrainedModel, labels: Sequence[str]) -> PreTraine
     places = [-1 if place is None else place for place in same]
 
     def rearrange(_: Any, __: Any, outputs: Any) -> Any:
-        guess = torch.zeros_like(outputs.logits[..., :1])
-        outputs.logits = torch.cat([outputs.logits, guess], -1)[..., places]  # the place -1 is `guess`
+        never = torch.full_like(outputs.logits[..., :1], torch.finfo(outputs.logits.dtype).min)
+        outputs.logits = torch.cat([outputs.logits, never], -1)[..., places]  # the place -1 is `never`
         return outputs
 
     model.register_forward_hook(rearrange)

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy(ModuleType):
+        _module: ModuleType | None = None
+
         def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module(self.__name__), name)
+            if (
+                self._module is None
+            ):  # looked for once: `import_module` takes longer than most functions that are called here
+                self._module = importlib.import_module(self.__name__)
+            return getattr(self._module, name)
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
     transformers, scipy = _Lazy("transformers"), _Lazy("scipy")

@@ -113,6 +113,12 @@ class TokenLikelihood(Likelihood[OptionsT]):
         is_of_tokens = metric in TokenLikelihood.metrics or metric in TokenLikelihood.evaluate_only_metrics
         return scores.get(counted) if is_of_tokens else None
 
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Texts of which the model predicts something: of one that is cut before its answer, there is nothing."""
+        if metric in self.metrics.keys() & TokenLikelihood.metrics.keys():
+            return totals[:, 1] > 0
+        return totals[:, 3] > 0 if metric == "bits_per_byte" else super().counts_in(metric, totals)
+
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
         return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))
@@ -131,7 +137,7 @@ class ClassifierObjective(Likelihood[OptionsT]):
     _unknown: tuple[int, ...] = ()
     """The labels that a model of another run cannot know."""
     _guess = 0.0
-    """What each of them costs, in nats."""
+    """What each of them costs where a row has it, in nats."""
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = dict(enumerate(state["labels"]))
@@ -170,6 +176,7 @@ class ClassifierObjective(Likelihood[OptionsT]):
         """
         labels: list[str] = state["labels"]
         known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+        self.keep_unknown_labels(known, labels)
         if known == labels:
             return model
         if len(known) == 1:
@@ -179,8 +186,6 @@ class ClassifierObjective(Likelihood[OptionsT]):
             raise ValueError(f"its labels have no names ({known[0]}, ...): write them into id2label of its config.json")
         only_its_own = [i for i in range(len(known)) if i not in same]
         places = [-1 if place is None else place for place in same] + only_its_own
-        self._unknown = tuple(i for i, place in enumerate(same) if place is None)
-        self._guess = math.log(len(places))
 
         def rearrange(_: Any, __: Any, outputs: Any) -> Any:
             logits = outputs.logits
@@ -191,8 +196,18 @@ class ClassifierObjective(Likelihood[OptionsT]):
         model.register_forward_hook(rearrange)
         return model
 
+    def keep_unknown_labels(self, known: Sequence[str], labels: Sequence[str]) -> None:
+        """Keep which of this run's labels a model of the `known` ones cannot know.
+
+        One of them costs as much as a guess among those that it knows and this one, however many others are unknown: what a label costs does
+        not depend on others, and rows without it cost as much as if it were not there.
+        """
+        same = match_labels(known, labels)
+        self._unknown = tuple(i for i, place in enumerate(same) if place is None)
+        self._guess = math.log(len(known) + 1)
+
     def charge_unknown(self, losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return losses in the shape of `labels`, where a label that the model cannot know costs as much as a blind guess."""
+        """Return losses in the shape of `labels`, where a label that the model cannot know costs as much as a guess."""
         if not self._unknown:
             return losses
         unknown = torch.isin(labels, torch.tensor(self._unknown, device=labels.device))

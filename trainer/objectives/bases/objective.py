@@ -333,6 +333,14 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
 
+    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which of N rows or groups with these statistics, (N, S), a metric is about, (N,); by default all.
+
+        A query without a relevant document has no NDCG, and a text without a span no recall: they say nothing of the metric, and do not count
+        towards the observations that an interval needs.
+        """
+        return np.ones(len(totals), np.bool_)
+
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         """Return `split_metrics` of N rows. A resample has some rows several times, and others not at all."""
         return {}

@@ -154,7 +154,7 @@ def test_query_is_one_anchor_with_all_its_positives_among_all_documents_of_the_s
     assert scores["ndcg_at_10"].tolist() == pytest.approx([ndcg, ndcg, tied, 1])
     assert scores["query"].tolist() == [7, 7, 8, 9]
     totals = objective.additive_statistics(scores, {}).sum(0)
-    assert totals[0] == 3
+    assert totals[len(NAMES)] == 3
     assert objective.compute_metrics(totals, {})["ndcg_at_10"] == pytest.approx((ndcg + tied + 1) / 3)
 
 
@@ -279,7 +279,7 @@ def test_rank_correlation_is_that_of_scipy():
 
 
 def test_not_finite_vectors_have_no_metric():
-    found = measure_queries(np.array([[np.nan, 1.0]]), np.eye(2), [np.array([0])], np.array([-1]))
+    found = measure_queries(np.array([[np.nan, 1.0]]), np.eye(2), [np.array([0])], np.array([-1])).queries
     assert np.isnan(found).all()
 
 
