@@ -96,7 +96,7 @@ class SplitBeliefs:
         avoided = self._avoided_errors(question)
         if self.groups is not None:
             places = np.unique(self.groups, return_inverse=True)[1]
-            avoided = np.bincount(places, weights=avoided)
+            avoided = np.bincount(places, weights=avoided).astype(np.float64)
         is_chance = avoided.sum() - 1 <= _CRITICAL * math.sqrt(float((avoided**2).sum()))
         return not is_chance and self.skill_in([question]) >= _LEAST_SKILL
 
@@ -109,13 +109,15 @@ class SplitBeliefs:
         """Return 1 for the rows whose answer is not the most frequent one, (N,); 0 for those that are not judged."""
         given, rows = self.beliefs[question].given, self.judged_in(question)
         most = np.bincount(given[rows], minlength=1).argmax()
-        return ((given != most) & rows).astype(float)
+        missed: NDArray[np.float64] = ((given != most) & rows).astype(np.float64)
+        return missed
 
     def _avoided_errors(self, question: int) -> NDArray[np.float64]:
         """Return 1 for the rows in which the model is right and the most frequent answer is not, -1 for the reverse, (N,)."""
         one = self.beliefs[question]
         wrong = (one.likeliest != one.given) & self.judged_in(question)
-        return self._errors_of_guess(question) - wrong
+        avoided: NDArray[np.float64] = self._errors_of_guess(question) - wrong
+        return avoided
 
     def suspects(self) -> Iterator[Suspect]:
         """Yield the suspects, those of a question after the other, without questions of which the model knows too little."""
@@ -158,7 +160,7 @@ def beliefs_of_features(
     labels = torch.from_numpy(train.labels)
     table = objective.score_logits(torch.from_numpy(logits), labels if labels.dim() == 1 else labels.float())
     columns = dict(zip(objective.score_names(state), table.numpy().T, strict=True))
-    units = groups and groups.of(train.row_ids)
+    units = groups.of(train.row_ids) if groups else None
     return SplitBeliefs(rows, train.row_ids, list(objective.label_beliefs(columns, state)), judged, units)
 
 

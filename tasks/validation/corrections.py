@@ -93,9 +93,9 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
             before = _labels_at(method, typed, places) if has_one_column else {}
-            for place, labels in before.items():
-                of_source |= labels
-                given.update(_learned_labels(method, corrections[int(found[place])]) - labels)
+            for place, own_labels in before.items():
+                of_source |= own_labels
+                given.update(_learned_labels(method, corrections[int(found[place])]) - own_labels)
             target = folder / split / own.shard.name
             written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
             changed[split] += len(written)
