@@ -6,6 +6,7 @@ browser of a user of this machine, what a local server answers. The Host header 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import secrets
@@ -17,7 +18,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
@@ -48,7 +49,7 @@ from tasks.hub_server.store import KINDS
 _LOG = logging.getLogger(__name__)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_SERVER_ERROR = 500
+_SERVER_ERROR, _NOT_IMPLEMENTED = 500, 501
 _NOT_HERE = frozenset({"-", "api", "buckets", "kernels", "papers", "spaces", "uploads"})
 """How the paths begin of what a Hub can have."""
 
@@ -74,6 +75,8 @@ def build_application(hub: HubState) -> ASGIApp:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
+        with contextlib.suppress(HubError):  # the routes answer it
+            scope["state"]["user"] = hub.access.user(Headers(scope=scope).get("authorization", ""))
         path = scope["raw_path"].decode("ascii")
         try:
             await app({**scope, "path": path}, receive, send_with_id)
@@ -98,7 +101,7 @@ def _routes() -> list[BaseRoute]:
 
 def _answer_error(request: Request, raised: Exception) -> Response:
     error = raised if isinstance(raised, HubError) else _as_hub_error(request, raised)
-    if error.status >= _SERVER_ERROR:
+    if error.status >= _SERVER_ERROR and error.status != _NOT_IMPLEMENTED:
         _LOG.error("request %s: %s %s: %s", request.state.request_id, request.method, request.url.path, error.message)
     message = " ".join(error.message.encode("ascii", "replace").decode().split())  # it quotes what the client sent
     headers = {"X-Error-Message": "".join(char if char.isprintable() else "?" for char in message)} | error.headers

@@ -6,6 +6,7 @@ RepositoryNotFoundError, `RevisionNotFound` RevisionNotFoundError, `EntryNotFoun
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -35,7 +36,7 @@ def not_implemented_error(what: str) -> HubError:
 
 def no_permission_error(root: Path, error: OSError) -> HubError:
     """Return the 403 for a file of the Hub that the operating system does not let this process use."""
-    path = Path(error.filename or root)
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else root
     shown = path.relative_to(root) if path.is_relative_to(root) else path.name
     what = f"The operating system does not let the user of this Hub's process use {str(shown)!r} in its folder"
     fix = (

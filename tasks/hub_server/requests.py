@@ -65,10 +65,7 @@ def get_request_endpoint(request: Request) -> str:
 
 def get_token_user(request: Request) -> str | None:
     """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page."""
-    user = get_hub_state(request).access.user(request.headers.get("authorization", ""))
-    if user is not None:
-        request.state.user = user
-    return user
+    return get_hub_state(request).access.user(request.headers.get("authorization", ""))
 
 
 def get_reading_user(request: Request) -> str | None:

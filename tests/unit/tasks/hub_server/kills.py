@@ -97,14 +97,14 @@ def propose(root: Path) -> None:
     """Make a pull request, as a client that looks first whether it is there."""
     if "proposal" not in [found.title for found in pull_requests(root).all()]:
         changes = [text("p.txt", "p"), DeletePath(path="old.txt")]
-        pull_requests(root).create(changes, title="proposal", description="d", parent=None)
+        pull_requests(root).create(changes, title="proposal", description="d", parent=None, size=1)
 
 
 def extend(root: Path) -> None:
     """Add a commit to the pull request on top of the client's last known commit."""
     known = (root / "known-proposal").read_text()
     changes = [text("q.txt", "q")]
-    pull_requests(root).commit(1, changes, message="m", parent=known)
+    pull_requests(root).commit(1, changes, message="m", parent=known, size=1)
 
 
 def merge(root: Path) -> None:
@@ -145,7 +145,7 @@ def prepare(root: Path) -> None:
     repository.create_ref("tags", "v1/final", head(repository))
     (root / "known").write_text(head(repository))
     changes = [text("ready.txt", "r")]
-    _, known = pull_requests(root).create(changes, title="ready", description="", parent=None)
+    _, known = pull_requests(root).create(changes, title="ready", description="", parent=None, size=1)
     (root / "known-proposal").write_text(known)
 
 

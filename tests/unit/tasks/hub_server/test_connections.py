@@ -168,6 +168,7 @@ def test_half_sent_bodies_lock_nobody_out(
             f"POST /api/models/{REPO}/tag/main HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n"
             f"Authorization: Bearer token-of-{'bob' if who == 'a writer' else 'alice'}\r\n\r\n".encode()
         )
+        assert early.get("/api/models").status_code == 200, "by now the Hub has read the head of the upload"
         half_sent(hub, 40, head, opened)
         for _ in range(3):
             assert early.get("/api/models").status_code == 200
