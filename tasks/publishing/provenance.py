@@ -59,7 +59,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "max_length": evaluated.judged_length,
         "run": trained.run,
         "start": start.model_dump(mode="json") if start else None,
-        "ancestors": list_starts(artifacts, start)[1:],
+        "ancestors": list(list_starts(artifacts, start)[1:]),
         "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
