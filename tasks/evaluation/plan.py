@@ -20,7 +20,7 @@ from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
-from tasks.evaluation.learned_rows import HeldOutRows, list_unknown, rows_before_training, rows_of_release
+from tasks.evaluation.learned_rows import HeldOutRows, LearnedRows, list_unknown, rows_before_training, rows_of_release
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_ages import RowAges
@@ -102,6 +102,8 @@ class EvaluationPlan:
     """
     unknown: tuple[str, ...]
     """Why it may have learned from others: what the candidate started from does not say it."""
+    known_until: str
+    """The time of the newest row that what the candidate started from has learned from; empty if its rows had no times."""
     ages: RowAges
     """What the champion's release says of the rows."""
     new_rows: DriftReport | None
@@ -172,7 +174,8 @@ def plan_evaluation_and_encode(
         models.append(PlannedModel("compared", load_model, own, sequences))
     if evaluation.compare_untrained:
         models.append(PlannedModel("untrained", load_untrained, own, by_itself))
-    left_out, unknown = _find_learned_rows(artifacts, model, built, held_out, published)
+    before = rows_before_training(artifacts, model, held_out.columns)
+    left_out = _find_learned_rows(artifacts, before, built, held_out, published)
     has_rows = len(left_out.get("champion", ())) < len(rows)
     if found and other and has_rows:
         network = partial(champion.load_champion, other.folder, other.objective, state, found)
@@ -207,7 +210,8 @@ def plan_evaluation_and_encode(
         documents=documents,
         text=text,
         learned=left_out,
-        unknown=unknown,
+        unknown=list_unknown(before),
+        known_until=max((one.until for one in before), default=""),
         ages=ages,
         new_rows=None if reason else drift,
         not_measured=reason,
@@ -215,14 +219,18 @@ def plan_evaluation_and_encode(
 
 
 def _find_learned_rows(
-    artifacts: Artifacts, model: Model, built: Objective[Any], held_out: HeldOutRows, published: champion.ChampionStatus
-) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Return which rows do not count for each model, by its name, and why the candidate may have learned from others.
+    artifacts: Artifacts,
+    before: Sequence[LearnedRows],
+    built: Objective[Any],
+    held_out: HeldOutRows,
+    published: champion.ChampionStatus,
+) -> dict[str, NDArray[np.int64]]:
+    """Return which rows do not count for each model, by its name; `before` are what the candidate had learned from before its training.
 
     Raises:
         ModelError: no row is left for the candidate.
     """
-    before, every = rows_before_training(artifacts, model, held_out.columns), len(held_out.rows)
+    every = len(held_out.rows)
     own = held_out.learned_by(before)
     if every and len(own) == every:
         start = read_start_of_training(artifacts)
@@ -246,7 +254,7 @@ def _find_learned_rows(
         looks_at_others = bool(built.group_score) or objectives.overrides_method(built, "scores_of_split")
         if looks_at_others and len(theirs) < every:  # the others must be the same for both
             found = dict.fromkeys(found, theirs)
-    return found, list_unknown(before)
+    return found
 
 
 def _check_comparable(

@@ -56,6 +56,8 @@ class EvaluationReport(Report):
     """Held-out rows that do not count, because the candidate has learned from them through what it started from."""
     unknown: tuple[str, ...] = ()
     """Why it may have learned from more of them: what it started from does not say it."""
+    known_until: str = ""
+    """The time of the newest row that what it started from has learned from, if its rows had times."""
     sequences: int
     metric: str
     """The metric that decides."""

@@ -144,6 +144,7 @@ def evaluate(
             champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
             learned=len(plan.learned["model"]),
             unknown=plan.unknown,
+            known_until=plan.known_until,
             sequences=scored["model"].sequences,
             metric=plan.metric,
             verdict=verdict,

@@ -12,15 +12,11 @@ from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_re
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
-from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.learned_rows import list_unknown, rows_before_training
 from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.rolled_back_start import list_starts
 from tasks.ingestion.report import IngestReport
-from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
-from trainer import objectives
 
 FILE: Final = PROVENANCE
 """Name of the file in a release."""
@@ -49,8 +45,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
     ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
     start = trained.started_from
-    columns = ComparedColumns.of(SplitRows(artifacts.rows / "train"), objectives.build_objective(recipe.objective), ())
-    before = rows_before_training(artifacts, recipe.model, columns)
+    evaluated = read_report(artifacts, EvaluationReport)
     return {
         "schema": SCHEMA,
         "recipe": {
@@ -61,10 +56,10 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
-        "max_length": read_report(artifacts, EvaluationReport).judged_length,
+        "max_length": evaluated.judged_length,
         "run": trained.run,
         "start": start.model_dump(mode="json") if start else None,
-        "ancestors": list_starts(artifacts, start)[1:],
+        "ancestors": list(list_starts(artifacts, start)[1:]),
         "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
@@ -74,10 +69,8 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
             "rows": ingested.rows,
             "columns": ingested.columns,
             "sha256": ingested.data_sha256,
-            "learned_until": max(
-                [ingested.learned_until, start.learned_until if start else "", *(one.until for one in before)]
-            ),
-            "unknown": list_unknown(before),
+            "learned_until": max(ingested.learned_until, start.learned_until if start else "", evaluated.known_until),
+            "unknown": list(evaluated.unknown),
             "split": recipe.data.split.by,
         },
         "dvc_lock": _dvc_lock(artifacts),

@@ -64,8 +64,8 @@ def test_card_metadata_has_metrics_of_model_champion_and_base(run):
         "interval": {"low": 0.88, "high": 0.92, "confidence": 0.95},
         "champion": 0.87,
         "base": 0.1,
-        "gain_over_champion": {"gain": 0.03, "low": 0.011, "high": 0.049},
-        "gain_over_base": {"gain": 0.8, "low": 0.78, "high": 0.82},
+        "gain_over_champion": {"gain": 0.03, "low": 0.011, "high": 0.049, "rows": 400},
+        "gain_over_base": {"gain": 0.8, "low": 0.78, "high": 0.82, "rows": 400},
     }
     assert found["f1", "macro F1"].metric_args["average"] == "macro"
     assert (accuracy.task_type, accuracy.dataset_type, accuracy.dataset_split) == (
@@ -176,7 +176,7 @@ def test_card_groups_slices_by_column_worst_first(run):
 def test_card_describes_the_lineage(run):
     text = card_of(run)
     assert f"It replaces `release-cafe`, at commit `{'c' * 40}`" in text
-    assert "accuracy` is 0.0300 better than the previous release's on the same rows" in text
+    assert "accuracy` is 0.0300 better than the previous release's on the same 400 rows" in text
     assert "McNemar's test, p = 0.004" in text
     assert "cannot be reproduced exactly" in text, "the code had changes"
     edit(run.report("train"), git_commit="e" * 40)
