@@ -39,7 +39,7 @@ def forget(
     why: Annotated[str, Option(help="What happened to the Hub, or why there is another one; the log keeps it.")],
     by: Annotated[str | None, Option(help="Your name. By default the user.name of git.")] = None,
 ) -> None:
-    """Go on although the Hub does not have what the log of releases names.
+    """Go on without releases that the Hub has lost.
 
     Until then, no run publishes there: its model would be compared with nothing, or with an older model.
     """

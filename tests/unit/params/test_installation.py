@@ -13,8 +13,8 @@ import pytest
 
 from params.foundation import installation
 from params.foundation.installation import install_extra, install_module
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).parents[3]
 EXTRAS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 BY_NAME = re.compile(
     r"\bevergreen\[|\b(?:pip3?|uv|uvx|pipx|poetry|conda)\b(?: \w+)* [^\n]*?['\"\s]evergreen\b(?![\w/.-])"

@@ -20,9 +20,9 @@ from tasks.inference.published_model import DownloadedModel
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import write_model
+from tests.support.project import ROOT
 from trainer.runtime.library_errors import panics_as_errors
 
-ROOT = Path(__file__).parents[4]
 LOOP = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
 GROW = "{% set n = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -20,8 +20,8 @@ from tasks.ingestion.encodings import not_utf8_error
 from tasks.ingestion.files import FileSource
 from tasks.scaffold import convert
 from tasks.scaffold.convert import _rows as rows_to_convert
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).parents[4]
 LIMIT = 1 << 16
 LONG = "a" * (LIMIT + 1)
 ROWS = {
