@@ -87,7 +87,7 @@ def compared(name: str, metric: str, *, groups: Any = None) -> MetricComparison:
     plan: Any = SimpleNamespace(
         resampler=resampler,
         directions={**objective.metrics, **objective.evaluate_only_metrics},
-        ages=SimpleNamespace(learned=[]),
+        learned={"model": [], "champion": []},
         can_compare=lambda _: True,
     )
     ids = np.arange(ROWS) + 100

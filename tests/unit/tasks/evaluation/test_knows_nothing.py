@@ -219,7 +219,7 @@ def judge(
         metric=metric or objective.main_metric,
         directions=objective.metrics,
         asks_other_rows=True,
-        ages=SimpleNamespace(learned=[]),
+        learned={"model": [], "untrained": []},
     )
     planned: Any = SimpleNamespace(
         name="untrained", sequences=test, reader=SimpleNamespace(objective=objective, tokenizer=own)
