@@ -53,7 +53,11 @@ def scores_of(name: str, seed: int = 0) -> dict[str, Any]:
         actual, predicted = draw.integers(1, 9, (2, ROWS)).astype(float)
         correct = np.floor(np.minimum(actual, predicted) * draw.random(ROWS))
         return found | {"correct_spans": correct, "predicted_spans": predicted, "actual_spans": actual}
-    return {**{score: np.zeros(ROWS) for score in build(name).score_names(STATE)}, **found, "bytes": 4.0 * tokens}
+    return {
+        **{score: np.zeros(ROWS) for score in build(name).score_names(STATE)},
+        **found,
+        "bytes": draw.integers(5, 120, ROWS).astype(float),
+    }
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
