@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from params.foundation.artifacts import KNOWN_ROWS, Artifacts
+from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Model, ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.drift.known import shorten_hashes, write_hashes
@@ -22,7 +23,7 @@ from tasks.evaluation.learned_rows import (
     rows_of_release,
     write_rows_for_release,
 )
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SCHEMA, SplitRows
 from tests.support import tiny
 from trainer import objectives
 from trainer.start import RECORD, ReleaseReference
@@ -76,7 +77,9 @@ class Project:
     def before(self, **model: object) -> tuple[list[str], tuple[str, ...]]:
         """The texts that the own recipe's model has learned from before its training, and what is not known of it."""
         section = Model.model_validate(model or {"config": {"model_type": "llama"}})
-        found = rows_before_training(self.own, section, self.held_out.columns)
+        found = self.held_out.without_times_of_other_data(
+            rows_before_training(self.own, section, self.held_out.columns)
+        )
         return [HELD_OUT[row_id - 1] for row_id in self.held_out.learned_by(found)], list_unknown(found)
 
 
@@ -226,6 +229,36 @@ def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
     assert project.before(pretrained="google/bert") == ([], ())
     monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: (_ for _ in ()).throw(OSError))
     assert "did not say whether it is a release" in project.before(pretrained="tests/base")[1][0]
+
+
+@pytest.mark.parametrize("kind", ["run", "release", "start"])
+@pytest.mark.parametrize(
+    ("train", "days"),
+    [(["other data"], 0), (["something else"], 5), ([HELD_OUT[5]], 5)],
+    ids=["other data", "rows of train", "a held-out row"],
+)
+def test_the_time_of_a_base_says_something_of_the_rows_that_it_shares(
+    project: Project, kind: str, train: list[str], days: int
+) -> None:
+    days_of_rows = [f"2026-01-0{number + 1}" for number in range(len(HELD_OUT))]
+    splits = {"train": {"text": ["something else"], "at": ["2025-12-01"]}}
+    tiny.write_splits(project.own.rows, splits | {"test": {"text": HELD_OUT, "at": days_of_rows}})
+    schema = project.own.rows / "test" / SCHEMA
+    times = json.dumps({"column": "at", "newest": 0, "split": "time"})
+    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
+    project.held_out = HeldOutRows(SplitRows(project.own.rows / "test"), project.held_out.columns)
+    until, base = {"learned_until": "2026-01-05T00:00:00+00:00"}, "runs/other/model"
+    if kind == "run":
+        report = project.run("other", train).report("ingest")
+        report.parent.mkdir()
+        report.write_text(json.dumps(until))
+    elif kind == "release":
+        base = project.release(project.root / "base", train, data=until).name
+    else:
+        project.start_from(project.own, train, data=until)
+        days = 5
+    learned, unknown = project.before(**({} if kind == "start" else {"pretrained": base}))
+    assert (learned, unknown) == (HELD_OUT[:days] + train * (train[0] in HELD_OUT), ())
 
 
 def test_a_chain_of_releases_names_all_rows(project: Project, tmp_path: Path) -> None:
