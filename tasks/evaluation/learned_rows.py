@@ -26,9 +26,17 @@ from numpy.typing import NDArray
 from params import EvergreenError, load
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, Artifacts
 from params.schema import Model
-from tasks.digests import PROVENANCE, ReleaseRecord
+from tasks.digests import (
+    PROVENANCE,
+    ReleaseRecord,
+    files_in_release_form,
+    validated_rows_digest,
+    weight_file_hashes,
+    weights_digest,
+)
 from tasks.drift.known import find_known_rows, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.report import Blessing
 from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
@@ -138,8 +146,22 @@ def rows_of_run(
         unknown.append(f"{name}: it learned from rows without the column {lacking[0]}")
     else:
         hashes = shorten_hashes(hash_rows(rows, columns)[1])
+    if _has_other_rows_now(artifacts):
+        unknown.append(f"{name}: its rows have changed since it was judged; run {artifacts.recipe}, and train again")
     own = LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
     return [own, *rows_before_training(artifacts, None, columns, seen | {artifacts.recipe})]
+
+
+def _has_other_rows_now(artifacts: Artifacts) -> bool:
+    """Whether the valid rows of a recipe are no longer those that its model was judged with, as after a night that ended before its training."""
+    try:
+        judged = Blessing.model_validate_json(artifacts.blessing.read_bytes())
+    except (OSError, ValueError):
+        return False
+    if judged.data == validated_rows_digest(artifacts):
+        return False
+    files = files_in_release_form("merged", weight_file_hashes(artifacts.model))
+    return judged.is_in_release(weights_digest(files) or "")
 
 
 def _learned_until(artifacts: Artifacts) -> str:

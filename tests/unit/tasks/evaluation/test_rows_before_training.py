@@ -12,7 +12,7 @@ import pytest
 
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Model, ObjectiveChoice
-from tasks.digests import PROVENANCE
+from tasks.digests import PROVENANCE, validated_rows_digest, weight_file_hashes, weights_digest
 from tasks.drift.known import shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.evaluation.learned_rows import (
@@ -23,7 +23,9 @@ from tasks.evaluation.learned_rows import (
     rows_of_release,
     write_rows_for_release,
 )
+from tasks.evaluation.report import Blessing
 from tasks.shards.split_rows import SCHEMA, SplitRows
+from tasks.stages import save_report
 from tests.support import tiny
 from trainer import objectives
 from trainer.start import RECORD, ReleaseReference
@@ -194,6 +196,22 @@ def damaged_release_folder(project: Project) -> dict[str, object]:
     return {"pretrained": "base"}
 
 
+def run_with_other_rows_since(project: Project) -> dict[str, object]:
+    other = project.run("other", HELD_OUT[:1])
+    (other.model / "model.safetensors").write_bytes(b"weights")
+    tiny.write_splits(other.rows, {"validation": {"text": ["a"]}})
+    save_blessing(other)
+    tiny.write_splits(other.rows, {"train": {"text": HELD_OUT[1:2]}})
+    return {"pretrained": "runs/other/model"}
+
+
+def save_blessing(run: Artifacts) -> None:
+    """Let the model of a run be judged with the rows that it has now."""
+    parts = {"model": weights_digest(weight_file_hashes(run.model)), "data": validated_rows_digest(run)}
+    told = {"verdict": "keep", "reasons": ["tie"], "metric": "loss", "first_release": False, "recipe": "r"}
+    save_report(Blessing.model_validate(parts | told | {"champion": None}), run.blessing)
+
+
 def run_without_recipe(project: Project) -> dict[str, object]:
     project.run("other", []).recipe_path.unlink()
     return {"pretrained": "runs/other/model"}
@@ -207,12 +225,25 @@ def run_without_recipe(project: Project) -> dict[str, object]:
         (start_whose_own_start_has_no_list, "tests/tiny@release-0: says nothing"),
         (start_that_is_no_longer_pinned, "tests/tiny@release-1: what it says of its rows is no longer in"),
         (damaged_release_folder, f"base: its {PROVENANCE} cannot be used"),
+        (
+            run_with_other_rows_since,
+            "runs/other/model: its rows have changed since it was judged; run other, and train",
+        ),
         (run_without_recipe, "its recipe, which names its base, cannot be read"),
     ],
 )
 def test_what_is_not_known_is_said(project: Project, way: Callable[[Project], dict[str, object]], told: str) -> None:
     _, (reason,) = project.before(**way(project))
     assert told in reason
+
+
+def test_a_run_whose_rows_or_model_alone_are_new_says_nothing(project: Project) -> None:
+    other = project.root / "runs/other"
+    base = run_with_other_rows_since(project)
+    (other / "model/model.safetensors").write_bytes(b"other weights")  # learned from the rows of now
+    assert project.before(**base) == (HELD_OUT[1:2], ())
+    save_blessing(Artifacts("other", project.root))
+    assert project.before(**base) == (HELD_OUT[1:2], ())
 
 
 def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
