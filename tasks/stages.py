@@ -215,3 +215,18 @@ def read_log_and_unrecorded(artifacts: Artifacts, path: Path, kind: type[ReportT
             except ValueError:
                 logger.warning("%s:%d: ignored, because the line is damaged", log, number)
     return entries
+
+
+def list_runs_with_log(artifacts: Artifacts) -> list[Artifacts]:
+    """Return the runs of the project whose log of releases has lines, by name, also of recipes that are no longer there.
+
+    In a clone, lines that no branch may have yet are outside of the log.
+    """
+    log, names = artifacts.release_events, set[str]()
+    places = (
+        (artifacts.run.parent, log.relative_to(artifacts.run)),
+        (artifacts.kept.parent, artifacts.unrecorded.relative_to(artifacts.kept) / log.name),
+    )
+    for folder, path in places:
+        names |= {found.relative_to(folder).parts[0] for found in folder.glob(f"*/{path}")}
+    return [Artifacts(name, artifacts.root) for name in sorted(names)]

@@ -17,18 +17,26 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from params import EvergreenError, load
-from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, Artifacts
 from params.schema import Model
-from tasks.digests import PROVENANCE, ReleaseRecord
+from tasks.digests import (
+    PROVENANCE,
+    ReleaseRecord,
+    files_in_release_form,
+    validated_rows_digest,
+    weight_file_hashes,
+    weights_digest,
+)
 from tasks.drift.known import find_known_rows, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.report import Blessing
 from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
@@ -51,6 +59,8 @@ class LearnedRows:
     """Whether its held-out rows were newer than these."""
     unknown: tuple[str, ...] = ()
     """Why these may not be all; each names the model."""
+    is_of_base: bool = False
+    """Whether a base has learned from them, which may be a model of quite other data."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,20 @@ class HeldOutRows:
         known = np.concatenate([one.hashes for one in models])
         row_ids, is_known = find_known_rows(self.rows, self.columns, known)
         return np.unique(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
+
+    def without_times_of_other_data(self, models: Iterable[LearnedRows]) -> list[LearnedRows]:
+        """Return the same models, without the times of bases that have learned from none of the rows in any split.
+
+        Their data are others, and how new those are says nothing of these rows.
+        """
+        return [self._without_times_of_other_data(one) for one in models]
+
+    def _without_times_of_other_data(self, model: LearnedRows) -> LearnedRows:
+        if not (model.is_of_base and model.until):
+            return model
+        folders = [folder for split in SPLITS if (folder := self.rows.folder.parent / split).is_dir()]
+        shares = any(find_known_rows(SplitRows(one), self.columns, model.hashes)[1].any() for one in folders)
+        return model if shares else replace(model, until="")
 
     def _learned_by_time(self, model: LearnedRows) -> NDArray[np.int64]:
         times, until = self.rows.times, time_of_value(model.until)
@@ -122,8 +146,22 @@ def rows_of_run(
         unknown.append(f"{name}: it learned from rows without the column {lacking[0]}")
     else:
         hashes = shorten_hashes(hash_rows(rows, columns)[1])
+    if _has_other_rows_now(artifacts):
+        unknown.append(f"{name}: its rows have changed since it was judged; run {artifacts.recipe}, and train again")
     own = LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
     return [own, *rows_before_training(artifacts, None, columns, seen | {artifacts.recipe})]
+
+
+def _has_other_rows_now(artifacts: Artifacts) -> bool:
+    """Whether the valid rows of a recipe are no longer those that its model was judged with, as after a night that ended before its training."""
+    try:
+        judged = Blessing.model_validate_json(artifacts.blessing.read_bytes())
+    except (OSError, ValueError):
+        return False
+    if judged.data == validated_rows_digest(artifacts):
+        return False
+    files = files_in_release_form("merged", weight_file_hashes(artifacts.model))
+    return judged.is_in_release(weights_digest(files) or "")
 
 
 def _learned_until(artifacts: Artifacts) -> str:
@@ -158,6 +196,12 @@ def rows_of_base(
     artifacts: Artifacts, model: Model, columns: ComparedColumns, seen: frozenset[str] = frozenset()
 ) -> list[LearnedRows]:
     """Return the rows that the base model of a recipe has learned from; none if it is not a model of this project."""
+    return [replace(one, is_of_base=True) for one in _find_rows_of_base(artifacts, model, columns, seen)]
+
+
+def _find_rows_of_base(
+    artifacts: Artifacts, model: Model, columns: ComparedColumns, seen: frozenset[str]
+) -> list[LearnedRows]:
     if model.pretrained is None:
         return []
     folder = artifacts.root / model.pretrained

@@ -174,7 +174,7 @@ def plan_evaluation_and_encode(
         models.append(PlannedModel("compared", load_model, own, sequences))
     if evaluation.compare_untrained:
         models.append(PlannedModel("untrained", load_untrained, own, by_itself))
-    before = rows_before_training(artifacts, model, held_out.columns)
+    before = held_out.without_times_of_other_data(rows_before_training(artifacts, model, held_out.columns))
     left_out = _find_learned_rows(artifacts, before, built, held_out, published)
     has_rows = len(left_out.get("champion", ())) < len(rows)
     if found and other and has_rows:

@@ -5,7 +5,6 @@ DVC deletes the receipt before it runs the publish stage. It does not know this 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ import pydantic
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
+from tasks.stages import Report, append_to_log_once, list_runs_with_log, read_log_and_unrecorded
 
 SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
@@ -138,18 +137,9 @@ def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:
 def read_release_events_of_project(artifacts: Artifacts) -> list[ReleaseEvent]:
     """Return the entries of the logs of all recipes of the project, also of those that are no longer there but have left a log."""
     found = list[ReleaseEvent]()
-    for recipe in sorted({artifacts.recipe, *_recipes_with_a_log(artifacts)}):
-        found += read_release_events(Artifacts(recipe, artifacts.root))
+    for own in list_runs_with_log(artifacts):
+        found += read_release_events(own)
     return found
-
-
-def _recipes_with_a_log(artifacts: Artifacts) -> Iterator[str]:
-    """Yield the recipes with a log, or with lines that no branch may have yet: in a clone, those are outside of it."""
-    name = artifacts.release_events.name
-    for path in artifacts.run.parent.glob(f"*/{artifacts.release_events.relative_to(artifacts.run)}"):
-        yield path.relative_to(artifacts.run.parent).parts[0]
-    for path in artifacts.kept.parent.glob(f"*/{artifacts.unrecorded.relative_to(artifacts.kept)}/{name}"):
-        yield path.relative_to(artifacts.kept.parent).parts[0]
 
 
 def format_release_event(entry: ReleaseEvent) -> str:

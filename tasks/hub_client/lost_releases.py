@@ -6,14 +6,15 @@ that the releases are lost says so once, by `evergreen forget`: the lines before
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import pydantic
 
+from params import EvergreenError, HubRefusedError, load
 from params.foundation.artifacts import Artifacts
-from params.foundation.errors import HubRefusedError
+from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.hub_client.repository import MAIN, HubRepository
-from tasks.stages import Report, read_log_and_unrecorded
+from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded
 
 FORGOTTEN = "forgotten"
 """The event of a line that says that the lines before it are about releases which the Hub has lost."""
@@ -30,6 +31,8 @@ class LoggedRelease(Report):
     commit: str | None = None
     tag: str | None = None
     weights: str | None = None
+    run: str = ""
+    """The recipe in whose log it is."""
 
     @property
     def name(self) -> str:
@@ -39,29 +42,50 @@ class LoggedRelease(Report):
 
 
 def find_lost_releases(artifacts: Artifacts, repository: HubRepository, endpoint: str) -> list[LoggedRelease]:
-    """Return the releases and rollbacks of the repository that the recipe's log names and the Hub does not know, the newest last.
+    """Return the releases and rollbacks of the repository that the project's logs name and the Hub does not know, the newest last.
 
+    What counts is the repository: a recipe that is new, or has another name now, replaces what others have published there.
     `endpoint` is the Hub as reports name it. Lines that a line about a later release follows, which the Hub knows, do not count: this
     Hub went on without them.
 
     Raises:
         HubRefusedError, TransientError: the Hub does not say what it has.
     """
-    entries = read_log_and_unrecorded(artifacts, artifacts.release_events, LoggedRelease)
-    own = [one for one in entries if one.repo_id == repository.id]
-    forgotten = [number for number, one in enumerate(own) if one.event == FORGOTTEN and one.endpoint == endpoint]
-    made = [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
-    if not made:
+    runs = [run for run in list_runs_with_log(artifacts) if run == artifacts or not _uses_another_hub(run, endpoint)]
+    logs = [_read_not_forgotten(run, repository.id, endpoint) for run in runs]
+    if not any(logs):
         return []
     commits, tags = _read_names(repository)
-    # A tag outlives its commit on main where somebody has moved main back, or has shortened its history.
-    known = [one.commit in commits or (one.event == "published" and one.tag in tags) for one in made]
-    return [one for number, one in enumerate(made) if not known[number] and not _goes_on(made, known, number)]
+
+    def is_known(one: LoggedRelease) -> bool:
+        # A tag outlives its commit on main where somebody has moved main back, or has shortened its history.
+        return one.commit in commits or (one.event == "published" and one.tag in tags)
+
+    newest = {log[0].run: max((one.time for one in log if is_known(one)), default=None) for log in logs if log}
+    found = list[LoggedRelease]()
+    for log in filter(None, logs):
+        others = [time for run, time in newest.items() if run != log[0].run and time is not None]
+        for number, one in enumerate(log):
+            later = [*others, *(other.time for other in log[number + 1 :] if is_known(other))]
+            if not is_known(one) and not any(time >= one.time for time in later):
+                found.append(one)
+    return sorted(found, key=lambda one: one.time)
 
 
-def _goes_on(made: Sequence[LoggedRelease], known: Sequence[bool], number: int) -> bool:
-    later = range(number + 1, len(made))
-    return any(known[other] and made[other].time >= made[number].time for other in later)
+def _uses_another_hub(run: Artifacts, endpoint: str) -> bool:
+    """Whether a recipe says that it publishes to another Hub, as one for trials does; one that is gone or cannot be read says nothing."""
+    try:
+        return resolve_hub_endpoint(load(run.recipe_path).publish.endpoint) != endpoint
+    except (EvergreenError, OSError):
+        return False
+
+
+def _read_not_forgotten(run: Artifacts, repo_id: str, endpoint: str) -> list[LoggedRelease]:
+    """Return what the log of a run says of releases and rollbacks of a repository, since the Hub was said to have lost the earlier ones."""
+    entries = read_log_and_unrecorded(run, run.release_events, LoggedRelease)
+    own = [one.model_copy(update={"run": run.recipe}) for one in entries if one.repo_id == repo_id]
+    forgotten = [number for number, one in enumerate(own) if one.event == FORGOTTEN and one.endpoint == endpoint]
+    return [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
 
 
 def _read_names(repository: HubRepository) -> tuple[Collection[str], Collection[str]]:
@@ -77,7 +101,7 @@ def _read_names(repository: HubRepository) -> tuple[Collection[str], Collection[
 def refuse_lost_releases(
     artifacts: Artifacts, repository: HubRepository, endpoint: str, *, weights: Collection[str] = ()
 ) -> None:
-    """Check that the Hub knows what the recipe's log says was published there.
+    """Check that the Hub knows what the project's logs say was published there.
 
     `weights` are the digests of the model in question: if it is the last release, to publish it again brings that back.
 
@@ -94,7 +118,8 @@ def lost_releases_error(
     artifacts: Artifacts, repository: HubRepository, endpoint: str, last: LoggedRelease
 ) -> HubRefusedError:
     """Return the error that says what the Hub lacks, and what to do."""
-    what = f"does not have {last.name}, which {artifacts.release_events} names: no model can be compared with it"
+    log = Artifacts(last.run, artifacts.root).release_events
+    what = f"does not have {last.name}, which {log} names: no model can be compared with it"
     place = f"the Hub at {last.endpoint}"
     if last.endpoint == "local":
         place = "the Hub in the folder .hub of the clone that published it, or serve that (`evergreen hub`)"

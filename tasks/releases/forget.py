@@ -12,7 +12,9 @@ from tasks.hub_client.lost_releases import find_lost_releases
 
 
 def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
-    """Log that the releases are lost which the recipe's Hub does not know; if it knows all, nothing is written.
+    """Log that the releases of the recipe's repository are lost which its Hub does not know; if it knows all, nothing is written.
+
+    Other recipes may have published them: then it is their logs that get the line.
 
     Raises:
         HubRefusedError, TransientError: the Hub does not say what it has.
@@ -22,10 +24,13 @@ def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         lost, where = find_lost_releases(artifacts, repository, endpoint), repository.where
     if not lost:
-        print(f"{where} knows every release that {artifacts.release_events} names: nothing is to be forgotten")
+        print(f"{where} knows every release that the project's logs name: nothing is to be forgotten")
         return
-    last = lost[-1]
-    place = {"repo_id": publish.repo_id, "endpoint": endpoint, "commit": last.commit, "tag": last.tag}
-    append_release_event(artifacts, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
+    logs = list[str]()
+    for last in {one.run: one for one in lost}.values():
+        run = Artifacts(last.run, artifacts.root)
+        place = {"repo_id": publish.repo_id, "endpoint": endpoint, "commit": last.commit, "tag": last.tag}
+        append_release_event(run, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
+        logs.append(str(run.release_events))
     print(f"forgotten: {', '.join(one.name for one in lost)}")
-    print(f"commit {artifacts.release_events}: then the next run on any machine compares with what {where} has")
+    print(f"commit {' and '.join(logs)}: then the next run on any machine compares with what {where} has")

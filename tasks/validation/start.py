@@ -27,6 +27,7 @@ from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository
 from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
+from tasks.stages import list_runs_with_log
 from tasks.validation.start_choice import choose_start
 from trainer.objectives.bases.objective import Objective
 from trainer.start import KNOWN, MODEL, RECORD
@@ -96,13 +97,12 @@ def pin_start(
 
 
 def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint: str) -> None:
-    """Stop before any work if the Hub does not know what the recipe's log says was published there; evaluate and publish ask again.
+    """Stop before any work if the Hub does not know what the project's logs say was published there; evaluate and publish ask again.
 
     Raises:
         HubRefusedError: it does not, or refuses access.
     """
-    logs = artifacts.release_events, artifacts.unrecorded / artifacts.release_events.name
-    if artifacts.start_to_pin.exists() or not any(log.exists() for log in logs):
+    if artifacts.start_to_pin.exists() or not list_runs_with_log(artifacts):
         return
     from tasks.hub_client.lost_releases import refuse_lost_releases
 

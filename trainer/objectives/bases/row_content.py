@@ -40,7 +40,13 @@ def without_outer_space(value: Any) -> Any:
 
 
 def read_template(template: PromptTemplate, row: Row) -> dict[str, Any]:
-    """Return the text that a template makes of a row as the content of its first column: the others are in it."""
+    """Return what the columns of a template hold as the content of its first one: the others are in it.
+
+    What stands around the columns is no content: a row that a model has learned is the same row with another prompt. So white space between
+    two words is none either, which may be of the prompt or of a column.
+    """
     first, *others = template.columns
-    text = template.fill(row) if others else row[first]
-    return {first: without_outer_space(text), **dict.fromkeys(others)}
+    if not others:
+        return {first: without_outer_space(row[first])}
+    words = [word for name in template.columns if row[name] is not None for word in str(row[name]).split()]
+    return {first: " ".join(words) or None, **dict.fromkeys(others)}

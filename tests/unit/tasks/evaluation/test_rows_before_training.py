@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from params.foundation.artifacts import KNOWN_ROWS, Artifacts
+from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Model, ObjectiveChoice
-from tasks.digests import PROVENANCE
+from tasks.digests import PROVENANCE, validated_rows_digest, weight_file_hashes, weights_digest
 from tasks.drift.known import shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.evaluation.learned_rows import (
@@ -22,7 +23,9 @@ from tasks.evaluation.learned_rows import (
     rows_of_release,
     write_rows_for_release,
 )
-from tasks.shards.split_rows import SplitRows
+from tasks.evaluation.report import Blessing
+from tasks.shards.split_rows import SCHEMA, SplitRows
+from tasks.stages import save_report
 from tests.support import tiny
 from trainer import objectives
 from trainer.start import RECORD, ReleaseReference
@@ -76,7 +79,9 @@ class Project:
     def before(self, **model: object) -> tuple[list[str], tuple[str, ...]]:
         """The texts that the own recipe's model has learned from before its training, and what is not known of it."""
         section = Model.model_validate(model or {"config": {"model_type": "llama"}})
-        found = rows_before_training(self.own, section, self.held_out.columns)
+        found = self.held_out.without_times_of_other_data(
+            rows_before_training(self.own, section, self.held_out.columns)
+        )
         return [HELD_OUT[row_id - 1] for row_id in self.held_out.learned_by(found)], list_unknown(found)
 
 
@@ -191,6 +196,22 @@ def damaged_release_folder(project: Project) -> dict[str, object]:
     return {"pretrained": "base"}
 
 
+def run_with_other_rows_since(project: Project) -> dict[str, object]:
+    other = project.run("other", HELD_OUT[:1])
+    (other.model / "model.safetensors").write_bytes(b"weights")
+    tiny.write_splits(other.rows, {"validation": {"text": ["a"]}})
+    save_blessing(other)
+    tiny.write_splits(other.rows, {"train": {"text": HELD_OUT[1:2]}})
+    return {"pretrained": "runs/other/model"}
+
+
+def save_blessing(run: Artifacts) -> None:
+    """Let the model of a run be judged with the rows that it has now."""
+    parts = {"model": weights_digest(weight_file_hashes(run.model)), "data": validated_rows_digest(run)}
+    told = {"verdict": "keep", "reasons": ["tie"], "metric": "loss", "first_release": False, "recipe": "r"}
+    save_report(Blessing.model_validate(parts | told | {"champion": None}), run.blessing)
+
+
 def run_without_recipe(project: Project) -> dict[str, object]:
     project.run("other", []).recipe_path.unlink()
     return {"pretrained": "runs/other/model"}
@@ -204,12 +225,25 @@ def run_without_recipe(project: Project) -> dict[str, object]:
         (start_whose_own_start_has_no_list, "tests/tiny@release-0: says nothing"),
         (start_that_is_no_longer_pinned, "tests/tiny@release-1: what it says of its rows is no longer in"),
         (damaged_release_folder, f"base: its {PROVENANCE} cannot be used"),
+        (
+            run_with_other_rows_since,
+            "runs/other/model: its rows have changed since it was judged; run other, and train",
+        ),
         (run_without_recipe, "its recipe, which names its base, cannot be read"),
     ],
 )
 def test_what_is_not_known_is_said(project: Project, way: Callable[[Project], dict[str, object]], told: str) -> None:
     _, (reason,) = project.before(**way(project))
     assert told in reason
+
+
+def test_a_run_whose_rows_or_model_alone_are_new_says_nothing(project: Project) -> None:
+    other = project.root / "runs/other"
+    base = run_with_other_rows_since(project)
+    (other / "model/model.safetensors").write_bytes(b"other weights")  # learned from the rows of now
+    assert project.before(**base) == (HELD_OUT[1:2], ())
+    save_blessing(Artifacts("other", project.root))
+    assert project.before(**base) == (HELD_OUT[1:2], ())
 
 
 def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
@@ -226,6 +260,36 @@ def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
     assert project.before(pretrained="google/bert") == ([], ())
     monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: (_ for _ in ()).throw(OSError))
     assert "did not say whether it is a release" in project.before(pretrained="tests/base")[1][0]
+
+
+@pytest.mark.parametrize("kind", ["run", "release", "start"])
+@pytest.mark.parametrize(
+    ("train", "days"),
+    [(["other data"], 0), (["something else"], 5), ([HELD_OUT[5]], 5)],
+    ids=["other data", "rows of train", "a held-out row"],
+)
+def test_the_time_of_a_base_says_something_of_the_rows_that_it_shares(
+    project: Project, kind: str, train: list[str], days: int
+) -> None:
+    days_of_rows = [f"2026-01-0{number + 1}" for number in range(len(HELD_OUT))]
+    splits = {"train": {"text": ["something else"], "at": ["2025-12-01"]}}
+    tiny.write_splits(project.own.rows, splits | {"test": {"text": HELD_OUT, "at": days_of_rows}})
+    schema = project.own.rows / "test" / SCHEMA
+    times = json.dumps({"column": "at", "newest": 0, "split": "time"})
+    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
+    project.held_out = HeldOutRows(SplitRows(project.own.rows / "test"), project.held_out.columns)
+    until, base = {"learned_until": "2026-01-05T00:00:00+00:00"}, "runs/other/model"
+    if kind == "run":
+        report = project.run("other", train).report("ingest")
+        report.parent.mkdir()
+        report.write_text(json.dumps(until))
+    elif kind == "release":
+        base = project.release(project.root / "base", train, data=until).name
+    else:
+        project.start_from(project.own, train, data=until)
+        days = 5
+    learned, unknown = project.before(**({} if kind == "start" else {"pretrained": base}))
+    assert (learned, unknown) == (HELD_OUT[:days] + train * (train[0] in HELD_OUT), ())
 
 
 def test_a_chain_of_releases_names_all_rows(project: Project, tmp_path: Path) -> None:

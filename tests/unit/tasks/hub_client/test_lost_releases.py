@@ -20,6 +20,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.release import ReleaseOutcome
 from tasks.releases.forget import forget_lost_releases
 from tasks.releases.rollback import commit_rollback
+from tasks.validation.start import refuse_hub_without_releases
 from tests.support import tiny
 from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
@@ -46,10 +47,11 @@ class Project:
     def roll_back(self, tag: str) -> None:
         self.log("rollback", commit_rollback(patient(self.api), tag, by="ann", why="wrong").commit, tag)
 
-    def log(self, event: str, commit: str | None, tag: str | None, **other: str) -> None:
+    def log(self, event: str, commit: str | None, tag: str | None, *, recipe: str | None = None, **other: str) -> None:
         place = {"repo_id": REPO, "endpoint": self.hub.endpoint, "commit": commit, "tag": tag, **other}
         entry = ReleaseEvent(event=event, reasons=("x",), **place)  # type: ignore[arg-type]
-        append_release_event(self.artifacts, entry, datetime.fromisoformat(next(self.times)))
+        artifacts = Artifacts(recipe, self.root) if recipe else self.artifacts
+        append_release_event(artifacts, entry, datetime.fromisoformat(next(self.times)))
 
     def lost(self, api: HfApi | None = None) -> list[str]:
         repository = HubRepository(api or self.api, REPO)
@@ -179,3 +181,45 @@ def test_forgetting_holds_for_one_hub_and_until_its_next_release(
         assert "forgotten: the release release-1" in capsys.readouterr().out
         assert project.lost(api) == []
     assert project.lost_on_copy(tmp_path / "third") == ["the release release-1"], "another address is another Hub"
+
+
+def test_what_another_recipe_has_published_there_counts(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when a recipe gets another name: what its model replaces is in the log of the old one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    project.artifacts = Artifacts("renamed", tmp_path)
+    assert project.lost() == []
+    with LocalHub(tmp_path / "empty", tokens={TOKEN: USER}) as other:
+        repository = HubRepository(HfApi(endpoint=other.endpoint, token=TOKEN), REPO)
+        with pytest.raises(HubRefusedError, match=r"release-1, which .*runs/x/release/log\.jsonl names") as error:
+            refuse_hub_without_releases(project.artifacts, repo_id=REPO, endpoint=other.endpoint)
+        assert "`evergreen forget renamed --why ...`" in error.value.fix
+        refuse_hub_without_releases(project.artifacts, repo_id=f"{USER}/elsewhere", endpoint=other.endpoint)
+        recipe = tmp_path / "params/renamed.yaml"
+        recipe.parent.mkdir()
+        recipe.write_text(json.dumps(tiny.recipe() | {"publish": {"repo_id": REPO, "endpoint": other.endpoint}}))
+        forget_lost_releases(recipe, by="ann", why="the disk died")
+        assert f"commit {Artifacts('x').release_events}: then" in capsys.readouterr().out
+        assert find_lost_releases(project.artifacts, repository, other.endpoint) == []
+    assert project.lost_on_copy(tmp_path / "third") == ["the release release-1"]
+
+
+def test_a_hub_that_went_on_with_another_recipe_is_believed(project: Project) -> None:
+    project.log("published", "0" * 40, "release-lost", recipe="old")
+    assert project.lost() == ["the release release-lost"]
+    project.release(2)
+    assert project.lost() == []
+
+
+def test_a_recipe_that_publishes_to_another_hub_by_that_name_is_another_log(project: Project, tmp_path: Path) -> None:
+    """As with a recipe for trials, whose Hub has none of the releases."""
+    project.artifacts = Artifacts("trial", tmp_path)
+    recipe = Artifacts("x", tmp_path).recipe_path
+    recipe.parent.mkdir()
+    with LocalHub(tmp_path / "trials", tokens={TOKEN: USER}) as trials:
+        api = HfApi(endpoint=trials.endpoint, token=TOKEN)
+        for endpoint, lost in ((project.hub.endpoint, []), (trials.endpoint, ["the release release-1"])):
+            recipe.write_text(json.dumps(tiny.recipe() | {"publish": {"repo_id": REPO, "endpoint": endpoint}}))
+            assert project.lost(api) == lost

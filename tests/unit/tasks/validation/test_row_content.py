@@ -216,6 +216,35 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     assert all(np.array_equal(shingles[0], own) for own in shingles[1 : 1 + len(case.equal)]), "near duplicates"
 
 
+TEMPLATES = {
+    "sft": ("prompt_column", {"completion": "7"}, {}),
+    "seq2seq": ("input_column", {"target": "7"}, {}),
+    "grpo": ("prompt", {"answer": "7"}, REWARDS),
+    "iterative_sft": ("prompt", {"answer": "7"}, REWARDS),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "templates", [("{ask}", "Task: {ask} Answer:"), ("{ask} {more}", "Task: {ask}\n\n{more}\nAnswer:")]
+)
+def test_a_row_is_known_whatever_the_prompt_says_around_it(
+    tmp_path: Path, name: str, templates: tuple[str, str]
+) -> None:
+    """A release has learned from it with one template, and the recipe has another one now."""
+    option, answer, options = TEMPLATES[name]
+    rows = [{"ask": "Add 3", "more": more, **answer} for more in ("and 4.", "and 5.", None)]
+    train = SplitRows(write_raw(tmp_path, train=columns(rows)).raw / "train")
+    now, then = (
+        ComparedColumns.of(
+            train, objectives.build_objective(ObjectiveChoice(name=name, **{option: one}, **options)), ()
+        )
+        for one in templates
+    )
+    assert hash_rows(train, now)[1].tolist() == hash_rows(train, then)[1].tolist()
+    assert len({*hash_rows(train, now)[1].tolist()}) == (3 if "more" in templates[0] else 1)
+
+
 @pytest.mark.parametrize(
     "name", ["sequence_classification of numbers", "multi_label_classification", "sft of messages"]
 )
