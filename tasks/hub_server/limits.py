@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import lru_cache
 
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,13 +27,14 @@ SEND_TIMEOUT_S = 60
 _WINDOW_S = 30
 """In each such time, a body must come to its end or bring `_MIN_BYTES_PER_S` a second."""
 _MIN_BYTES_PER_S = 16 << 10
+_IPV4, _IPV4_NETWORK_BITS, _IPV6_NETWORK_BITS = 4, 24, 64
 
 
 class LimitedConnection(H11Protocol):
     """A connection of uvicorn, with time limits for the head of a request and for reading the answer.
 
     If there are too many connections, one is closed: the one that has waited longest for a request or, if none waits, the
-    oldest one of the client that has most of them. So nobody locks others out by requests that never end. uvicorn's own
+    oldest one of the user or network that has most of them. So nobody locks others out by requests that never end. uvicorn's own
     timer, which limits the time between two requests, is also that of the head: only a complete head stops it.
     """
 
@@ -52,18 +55,20 @@ class LimitedConnection(H11Protocol):
         timers = {other: timer for other in others if (timer := other.timeout_keep_alive_task)}
         if timers:
             return min(timers, key=lambda other: timers[other].when())
-        counts = Counter(other.client_name for other in others)
-        ((busiest, _),) = counts.most_common(1)
-        return min((other for other in others if other.client_name == busiest), key=lambda other: other.began)
+        for part in range(2):  # the network first: whoever has many addresses must not seem to be many clients
+            counts = Counter(other.client_names[part] for other in others)
+            ((busiest, _),) = counts.most_common(1)
+            others = [other for other in others if other.client_names[part] == busiest]
+        return min(others, key=lambda other: other.began)
 
     @property
-    def client_name(self) -> str:
-        """The user whom the request has named; without one, the address, of which only the network counts for IPv6."""
+    def client_names(self) -> tuple[str, str]:
+        """The user whom the request has named, twice; without one, the network and the address."""
         user = self.scope["state"].get("user") if self.scope else None
         if user:
-            return f"user {user}"
+            return f"user {user}", f"user {user}"
         address = self.client[0] if self.client else ""
-        return f"network {':'.join(address.split(':')[:4])}"
+        return _network(address), address
 
     def data_received(self, data: bytes) -> None:
         self.conn.receive_data(data)
@@ -85,6 +90,20 @@ class LimitedConnection(H11Protocol):
     def _stop_send_timer(self) -> None:
         if self._send_timer:
             self._send_timer.cancel()
+
+
+@lru_cache(maxsize=1024)  # all of them are asked for at each connection that is one too many
+def _network(address: str) -> str:
+    """Return the network of an address, all of which one client may have: this machine, or 2**8 of IPv4 or 2**64 of IPv6."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_loopback:
+        return "this machine"
+    bits = _IPV4_NETWORK_BITS if found.version == _IPV4 else _IPV6_NETWORK_BITS
+    return str(ipaddress.ip_network((found, bits), strict=False))
 
 
 async def read_limited_body(request: Request, max_bytes: int) -> bytes:

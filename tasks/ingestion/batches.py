@@ -17,7 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from params import DataError
-from tasks.ingestion.row_limit import BATCH_BYTES, MAX_ROW_BYTES, size_of_row, too_large_error
+from tasks.ingestion.row_limit import (
+    BATCH_BYTES,
+    MAX_ROW_BYTES,
+    check_number_of_columns,
+    size_of_row,
+    too_large_error,
+)
 from tasks.progress import reset_idle_timer
 from tasks.shards.split_rows import JSON, store_as_json, values_of_rows
 from trainer.data.shards import ROW, ROW_ID
@@ -65,12 +71,15 @@ def to_batches(rows: AddressedRows, written_numbers: Collection[str] = ()) -> Ba
     """Group rows into batches; a key that is missing from a row becomes null. Texts in `written_numbers` are numbers as they are written.
 
     Raises:
-        DataError: a row is too large, a column holds bytes beside text, or values of a type that Parquet does not have.
+        DataError: a row is too large, there are too many columns, a column holds bytes beside text, or values of a type that Parquet does not have.
     """
     with contextlib.closing(rows):
         while chunk := _next_rows(rows):
             addresses = [address for address, _ in chunk]
-            names = dict.fromkeys(name for _, row in chunk for name in row)
+            names = dict[str, None]()
+            for address, row in chunk:
+                names.update(dict.fromkeys(row))
+                check_number_of_columns(len(names), address)
             for name in names:
                 if not is_utf8_encodable(name):
                     where = next(address for address, row in chunk if name in row)

@@ -27,6 +27,7 @@ from tasks.ingestion.row_limit import (
     MAX_ROW_BYTES,
     bounded_memory,
     bounded_slices,
+    check_number_of_columns,
     read_bounded_line,
     too_large_error,
 )
@@ -173,6 +174,7 @@ def has_places(path: Path, name: str) -> bool:
 
 def _csv_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str, delimiter: str) -> list[str]:
     where, header = next(records, (name, []))
+    check_number_of_columns(len(header), where)
     if header and not header[0].strip() and all(cell.strip() for cell in header[1:]):
         what = "its first column has no name: pandas writes its index like that"
         raise DataError(where, what, encodings.table_fix(path, "index_col=0", delimiter))
@@ -285,6 +287,7 @@ def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
             names: Sequence[str] = file.schema_arrow.names
+            check_number_of_columns(len(names), name)
             if len(set(names)) < len(names):
                 what = f"several columns have the same name: {sorted(names)}"
                 raise DataError(name, what, "give every column its own name")

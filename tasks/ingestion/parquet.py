@@ -25,6 +25,7 @@ from params import DataError
 from params.foundation.artifacts import GROUP_BY, TIMES
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import SourceBatch
+from tasks.ingestion.row_limit import check_number_of_columns
 from tasks.shards.split_rows import AS_WRITTEN, JSON, SCHEMA, SEEN, conform_to_schema, type_name
 from tasks.shards.times import NO_TIME
 from trainer.data.shards import ROW, ROW_ID, Shard
@@ -185,10 +186,11 @@ def widen_schema_in_place(columns: dict[str, SourceColumn], found: Mapping[str, 
     """Add the columns of later rows to those of earlier rows.
 
     Raises:
-        DataError: a column has bytes beside other values.
+        DataError: a column has bytes beside other values, or there are too many columns.
     """
     for name, column in found.items():
         columns[name] = columns[name].joined(name, column) if name in columns else column
+        check_number_of_columns(len(columns), next(iter(column.seen.values()), f"column `{name:.100}`"))
 
 
 def columns_of_batch(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:

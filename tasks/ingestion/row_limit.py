@@ -18,6 +18,8 @@ from pyarrow import types
 from params import DataError
 
 MAX_ROW_BYTES: Final = 64 << 20
+MAX_COLUMNS: Final = 4096
+"""Of all rows of a source together: each column takes a place in each row, and few bytes can name very many."""
 BATCH_BYTES: Final = 64 << 20
 """Rows are handed on, whatever their number, once they have as many bytes together."""
 MAX_PART_BYTES: Final = 4 << 30
@@ -34,6 +36,14 @@ def too_large_error(where: str) -> DataError:
     return DataError(
         where, what, "divide it into several rows, or remove it; a small file can stand for a very large row"
     )
+
+
+def check_number_of_columns(count: int, where: str) -> None:
+    """Raise DataError if a source has too many columns."""
+    if count > MAX_COLUMNS:
+        what = f"there are more than {MAX_COLUMNS} columns up to here, the most that a source may have"
+        fix = "leave out columns, or put what belongs together into one column: a list, or an object of JSON"
+        raise DataError(where, what, fix)
 
 
 def read_bounded_line(file: IO[bytes], where: str) -> bytes:

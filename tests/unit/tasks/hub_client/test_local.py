@@ -20,6 +20,7 @@ from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_client.local import read_tokens_file, serve_hub_until_signal
 from tests.support import forked
+from tests.support.hub_browser import own_page
 
 ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40
 SERVE = """
@@ -77,9 +78,13 @@ def test_loopback_hub_needs_no_tokens_file(tmp_path: Path) -> None:
             assert httpx2.get(f"{endpoint}/api/models/anybody/model", headers=headers).status_code == status
         link = re.search(r"browse: +(\S+)", output)
         assert link
-        with httpx2.Client(headers={"Accept": "text/html"}) as browser:
-            assert "Signed in as local" in browser.get(link[1]).text
-            assert browser.get(f"{endpoint}/anybody/model").status_code == 200
+        there = httpx2.URL(
+            httpx2.get(link[1]).headers["location"]
+        )  # a host name of its own, which not every resolver knows
+        assert re.fullmatch(r"[0-9a-f]{32}\.localhost", there.host)
+        with httpx2.Client(base_url=endpoint, headers=own_page(endpoint, there.host)) as browser:
+            assert "Signed in as local" in browser.get(there.raw_path.decode()).text
+            assert browser.get("/anybody/model").status_code == 200
 
 
 def test_team_hub_admits_only_its_tokens(tmp_path: Path, members: Path) -> None:

@@ -178,14 +178,45 @@ def test_half_sent_bodies_lock_nobody_out(
         assert upload.recv(100).split()[1] in (b"200", b"403")
 
 
+def test_many_addresses_are_no_many_clients(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of this machine has all addresses of 127.0.0.0/8: one with two bodies from each cuts nobody off who has three."""
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 12)
+    alice.create_repo(REPO)
+    begun = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n{token}\r\n"
+    token = "Authorization: Bearer token-of-alice\r\n"
+    port = int(hub.endpoint.rpartition(":")[2])
+    with contextlib.ExitStack() as opened:
+        uploads = [opened.enter_context(connect(hub)) for _ in range(3)]
+        for upload in uploads:
+            upload.sendall(begun.format(path=f"/api/models/{REPO}/tag/main", token=token).encode())
+        time.sleep(0.2)
+        for number in range(2, 40):
+            source = (f"127.0.{number}.1", 0)
+            other = opened.enter_context(socket.create_connection(("127.0.0.1", port), 10, source_address=source))
+            with contextlib.suppress(ConnectionError):
+                other.sendall(begun.format(path="/api/validate-yaml", token="").encode())
+            time.sleep(0.005)
+        for number, upload in enumerate(uploads):
+            upload.sendall(b'{"tag":"%d"}' % number)
+            assert upload.recv(100).split()[1:2] == [b"200"], number
+
+
 @pytest.mark.parametrize(
     ("address", "network"),
-    [("10.0.0.7", "10.0.0.7"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2"), ("::ffff:10.0.0.7", "::ffff:10.0.0.7")],
+    [
+        ("10.0.0.7", "10.0.0.0/24"),
+        ("::ffff:10.0.0.7", "10.0.0.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("127.3.2.1", "this machine"),
+        ("::ffff:127.0.0.1", "this machine"),
+        ("::1", "this machine"),
+    ],
 )
 def test_clients_are_told_apart_by_network(address: str, network: str) -> None:
     connection = limits.LimitedConnection.__new__(limits.LimitedConnection)
     connection.client, connection.scope = (address, 1), None  # type: ignore[assignment]
-    assert connection.client_name == f"network {network}"
+    assert connection.client_names == (network, address)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

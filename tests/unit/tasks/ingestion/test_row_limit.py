@@ -18,6 +18,7 @@ from tasks.ingestion import batches, formats, json_files, parts, row_limit
 from tasks.ingestion.batches import to_batches
 from tasks.ingestion.encodings import not_utf8_error
 from tasks.ingestion.files import FileSource
+from tasks.ingestion.parquet import SourceColumn, columns_of_batch, widen_schema_in_place
 from tasks.scaffold import convert
 from tasks.scaffold.convert import _rows as rows_to_convert
 from tests.support.project import ROOT
@@ -100,6 +101,47 @@ def test_looking_for_a_byte_that_is_no_text_is_bounded() -> None:
     path = written("bytes.jsonl", "")
     with pytest.raises(DataError, match="the row has more than"):
         raise not_utf8_error(path, path.name, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
+
+
+def wide(name: str, columns: int) -> Path:
+    """Write rows whose columns, all together, are so many: few bytes that name many cells."""
+    names = [f"c{number}" for number in range(columns)]
+    path = Path(name)
+    if name.endswith(".csv"):
+        path.write_text(",".join(names) + "\n" + ",".join("1" * columns) + "\n")
+    elif name.endswith(".parquet"):
+        pq.write_table(pa.table({own: [1] for own in names}), path)
+    elif name == "row.jsonl":
+        path.write_text(json.dumps(dict.fromkeys(names, 1)) + "\n")
+    else:  # one more column in each row
+        path.write_text("".join(json.dumps({own: 1}) + "\n" for own in names))
+    return path
+
+
+@pytest.mark.parametrize("name", ["cells.csv", "cells.parquet", "row.jsonl", "rows.jsonl"])
+def test_columns_have_a_largest_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_limit, "MAX_COLUMNS", 20)
+    assert read(wide(name, 20))
+    with pytest.raises(DataError, match="more than 20 columns") as caught:
+        read(wide(name, 21))
+    assert caught.value.where == {"rows.jsonl": "rows.jsonl:21", "row.jsonl": "row.jsonl:1"}.get(
+        name, f"{name}:1" if name.endswith(".csv") else name
+    )
+
+
+def test_columns_of_all_batches_and_parts_have_a_largest_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_limit, "MAX_COLUMNS", 20)
+    columns = dict[str, SourceColumn]()
+
+    def add(number: int) -> None:
+        (batch,) = to_batches((f"row {number}", {f"c{number}": 1}) for _ in range(1))
+        widen_schema_in_place(columns, columns_of_batch(batch, columns))
+
+    for number in range(20):
+        add(number)
+    with pytest.raises(DataError, match="more than 20 columns") as caught:
+        add(20)
+    assert caught.value.where == "row 20"
 
 
 def test_smaller_rows_are_read() -> None:
