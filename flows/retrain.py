@@ -32,6 +32,7 @@ from flows.run.lost_runs import log_runs_without_entry
 from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from flows.run.stops import state_after_signal
+from flows.run.untold_releases import tell_untold_releases
 from flows.server import clock
 from params import EvergreenError, GateRefusedError, InputsChangedError, RecipeError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
@@ -136,6 +137,7 @@ def retrain(
                     run_stages(requested, force=force)
                 finally:
                     add_run_page_link(artifacts, renew=not publish)
+                    tell_untold_releases(artifacts, run.started, outcomes, log)
         except GateRefusedError as error:
             return gate_refused_state(artifacts, error, shown)
         except UnrecordedRunError as error:

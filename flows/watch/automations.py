@@ -38,7 +38,7 @@ from prefect.settings import get_current_settings
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from flows.run import final_state
+from flows.run import final_state, untold_releases
 from flows.server.clock import clock_warning
 from flows.server.configured import answers_without_password, open_configured_server_client, read_pages, url_origin
 from params import EvergreenError
@@ -106,6 +106,10 @@ def build_automations(
         destinations=to,
         late=late,
         ui_url=ui_url,
+        release_event=untold_releases.EVENT,
+        releases=f"{untold_releases.RESOURCES}.*",
+        # An event is sent again by each run of that time.
+        released_s=2 * untold_releases.LOOKED_AT.total_seconds(),
         duration=format_duration,
     )
     return [AutomationCore.model_validate(one) for one in YAML(typ="safe").load(text)]

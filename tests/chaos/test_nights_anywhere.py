@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.run.untold_releases import EVENT
 from tasks.digests import PROVENANCE
 from tasks.hub_server.store import RepositoryStore
 from tests.chaos.campaign import SEED
@@ -296,6 +297,21 @@ class Nights:
         status, text = bare.run_and_report("git", "show", f"main:runs/tiny/{name}")
         return [] if status else [json.loads(line) for line in text.splitlines()]
 
+    def untold_by_their_own(self) -> set[str]:
+        """Commits of the releases whose runs did not end in a state that tells of them."""
+        released = {entry["commit"] for entry in self.logged("release/log.jsonl") if entry["event"] == "published"}
+        told = {
+            entry["commit"]
+            for entry in self.logged("runs.jsonl")
+            if entry["outcome"] == "published" and self.states[entry["run_id"]][0] in {"Published", "Not recorded"}
+        }
+        return released - told
+
+    def told_by_later_runs(self) -> set[str]:
+        """Commits of the releases of which the server has got an event."""
+        found = self.office.post("events/filter", filter={"event": {"name": [EVENT]}})["events"]
+        return {event["resource"]["prefect.resource.id"].rpartition(".")[2] for event in found}
+
 
 def is_deleted(folder: Path) -> bool:
     """Delete a folder; whether it is gone, although a worker may delete the same files, or write there."""
@@ -389,6 +405,7 @@ def test_every_night_is_in_the_history_once_with_its_end(
         assert started_from is None or started_from not in nights.rolled_back, (
             "the child of a model that was rolled back"
         )
+    assert nights.told_by_later_runs() == nights.untold_by_their_own(), "people get a message of each release"
     assert "checkpoints" in {branch.name for branch in refs.branches}, "the mirror"
     events = Counter(entry["event"] for entry in nights.logged("release/log.jsonl"))
     assert events["rejected"] == nights.decided["proposal closed"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -378,6 +379,57 @@ def test_lost_runs_of_a_deployment_that_was_deleted_are_logged(watched: Watched,
     assert by_person not in said, "a command in a shell has its own log"
     if has_namesake:
         watched.api.delete(f"deployments/{other}").raise_for_status()
+
+
+def test_the_release_of_a_lost_run_is_told_once_by_a_later_one_that_tells_of_its_own(watched: Watched) -> None:
+    """Also of a run that was lost while it was recorded. What another run may still tell of, or has told of, is left to that."""
+    watched.watch(600)  # these runs have no heartbeats
+    received = watched.received
+    received.messages.clear()
+    recipe = {"name": "retrain-told", "parameters": {"recipe": "told"}}
+    running, ok = ("RUNNING", "Running", ""), ("COMPLETED", "Published", "by itself")
+    runs = {
+        "lost-in-the-record": watched.retrain(running, ("CRASHED", "Crashed", "gone"), **recipe),
+        "unrecorded": watched.retrain(running, ("FAILED", "Not recorded", "Published, but not recorded"), **recipe),
+        "told": watched.retrain(running, ok, **recipe),
+        "recorded-now": watched.retrain(running, **recipe),
+        "of-a-shell": str(uuid4()),
+    }
+    code = """if True:
+        import json, logging, sys
+        from datetime import UTC, datetime, timedelta
+        from flows.run.untold_releases import tell_untold_releases
+        from params.foundation.artifacts import Artifacts
+        from tasks.evaluation.release_events import ReleaseEvent, append_release_event
+        from tasks.history.run_log import RunEntry, append_run
+        from tasks.hub_client.receipt import Receipt
+        from tasks.stages import save_report
+        artifacts, now = Artifacts("told"), datetime.now(UTC)
+        place = {"repo_id": "team/told", "endpoint": "http://hub"}
+        runs, hours = json.loads(sys.argv[1]), {"released-meanwhile": 1, "of-last-year": -24 * 365}
+        for commit in (*runs, "lost", "own", *hours):
+            event = ReleaseEvent(event="published", reasons=("its reason",), commit=commit, tag=f"tag-{commit}", **place)
+            time = now.replace(minute=0) + timedelta(hours=hours.get(commit, -1))
+            append_release_event(artifacts, event, time)
+        for commit, run in runs.items():
+            entry = RunEntry(run_id=run, recipe="told", started=now, ended=now, outcome="published", commit=commit)
+            append_run(artifacts, entry)
+        receipt = Receipt(status="published", reasons=(), commit="own", **place)
+        save_report(receipt, artifacts.receipt)
+        tell_untold_releases(artifacts, now, {"publish": "ran"}, logging.getLogger())
+    """
+    for night in range(2):
+        own = watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(running, **recipe)
+        watched.run("python", "-c", code, json.dumps(runs))
+        end = {"type": "COMPLETED", "name": "Published", "message": f"its own, of night {night}"}
+        watched.post(f"flow_runs/{own}/set_state", state=end)
+        wait_for(lambda end=end: received.about(end["message"]), "the message of its own release", 60)
+    del watched.environment["PREFECT__FLOW_RUN_ID"]
+    watched.wait_for_events("evergreen.release.published", 4)
+    published = received.about("Evergreen: told was published", "has not told of it")
+    assert sorted(one["text"].split("tree/")[1].split()[0] for one in published) == ["lost", "lost-in-the-record"]
+    assert all("its reason\n" in one["text"] and "/runs/flow-run/" in one["text"] for one in published)
+    assert len(received.about("Evergreen: told was published")) == len(published) + 3, "and each run of its own"
 
 
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
