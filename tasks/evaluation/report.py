@@ -54,7 +54,7 @@ class EvaluationReport(Report):
     """Those of them that count for the champion, too; None without one, or if none is left."""
     learned: int = 0
     """Held-out rows that do not count, because the candidate has learned from them through what it started from."""
-    unknown: tuple[str, ...] = ()
+    unknown: list[str] = Field(default=[])
     """Why it may have learned from more of them: what it started from does not say it."""
     known_until: str = ""
     """The time of the newest row that what it started from has learned from, if its rows had times."""

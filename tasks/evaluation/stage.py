@@ -100,6 +100,8 @@ def evaluate(
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
         start = _find_best_start(artifacts, published.champion)
+        if not (evaluation.compare_untrained or has_champion or is_champion):
+            start = None  # as without a comparison with the untrained model, which this is
         if settings.over == "test_rows" and details.comparisons and not (is_champion or start):
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
@@ -143,7 +145,7 @@ def evaluate(
             rows=len(scored["model"].scores),
             champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
             learned=len(plan.learned["model"]),
-            unknown=plan.unknown,
+            unknown=list(plan.unknown),
             known_until=plan.known_until,
             sequences=scored["model"].sequences,
             metric=plan.metric,

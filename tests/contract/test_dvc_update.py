@@ -332,6 +332,7 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
     from dvc.repo import Repo
 
     dvc("import", "-q", registry.as_uri(), "rows.csv", "-o", "data/rows.csv")
+    (root.with_name("storage") / "files" / "md5").mkdir(parents=True)
     dvc("remote", "add", "-q", "-d", "storage", "../storage")
     dvc("repro", "-q", "ingest@tiny")
     assert dvc_update.find_dvc_files_to_refresh("tiny") == ["data/rows.csv.dvc"]

@@ -200,7 +200,7 @@ def bits_of_a_step(case, network):
     with torch.inference_mode():
         found = [case.objective.score_batch(network, batch, case.tokenizer)]
     if "loss" in case.objective.metrics:
-        share = MicroBatchShare(case.objective.loss_items(batch), 1, 1)
+        share = MicroBatchShare(case.objective.loss_items(batch), 1, 1, state=case.state)
         loss = case.objective.batch_loss(network, batch, share).loss
         loss.backward()
         gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]

@@ -117,6 +117,7 @@ def test_git_has_nothing_of_a_run_but_its_lock_recipe_blessing_metrics_receipt_a
         "release/log.jsonl",
         "release/receipt.json",
         "runs.jsonl",
+        "start.json",
     ]
     assert tracked == ["dvc.lock", "runs/.gitignore", *(f"runs/tiny/{name}" for name in small)]
 

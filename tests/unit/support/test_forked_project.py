@@ -8,6 +8,13 @@ import pytest
 
 from tests.support.project import Project, copy_project
 
+OWN = """\
+from trainer.objectives.sequence_classification import SequenceClassification
+
+
+class Own(SequenceClassification):
+    pass
+"""
 LOOK = """\
 import json, sys
 taken_over = "tasks.commands" in sys.modules
@@ -23,7 +30,7 @@ print(json.dumps([taken_over, identity.__file__, str(identity._PROJECT), hasattr
         (None, None),
         ("trainer/identity.py", "EDITED = 1\n"),
         ("tasks/report/page.css", "/* */"),
-        ("trainer/objectives/zz_own.py", ""),
+        ("trainer/objectives/zz_own.py", OWN),
     ],
 )
 def test_a_fork_runs_the_code_of_its_copy(tmp_path, edited, added) -> None:
