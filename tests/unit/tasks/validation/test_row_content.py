@@ -19,7 +19,7 @@ from tasks.drift.known import find_known_rows, shorten_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
-from tasks.evaluation.row_ages import RowAges
+from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
 from tasks.validation.near_duplicates import RowTexts, hash_shingles
@@ -288,7 +288,9 @@ def test_the_profile_of_an_earlier_version_knows_its_rows(tmp_path: Path, monkey
         table.replace_schema_metadata(metadata | {b"evergreen.profile": json.dumps(header)}), release / PROFILE
     )
     old = DataProfile.load((release / PROFILE).read_bytes())
-    assert RowAges.tell(release, test, objective).learned.tolist() == [row["row_id"] for row in test.rows()]
+    held_out = HeldOutRows(test, ComparedColumns.of(test, objective, ()))
+    learned = held_out.learned_by([rows_of_release(release, "v1", held_out.columns)])
+    assert learned.tolist() == [row["row_id"] for row in test.rows()]
     monkeypatch.setattr("tasks.drift.measure.fetch_published_profile", lambda *_, **__: (old, "v1", ""))
     hub: Any = {"objective": objective, "seed": 1, "repo_id": "tests/tiny", "endpoint": "local"}
     with workers(tmp_path) as own:
