@@ -18,10 +18,10 @@ FOREIGN = {
     "a note of git": ["fetch", "-q", "FORK", "main:refs/notes/fork"],
     "a branch of somebody's fork": ["fetch", "-q", "FORK", "main:refs/remotes/mallory/main"],
     "a pull request among the branches of the remote": ["fetch", "-q", "FORK", "main:refs/remotes/origin/pr/7"],
+    "a pull request that was fetched as a local branch": ["fetch", "-q", "FORK", "main:pr-7"],
     "a replacement of a commit": ["replace", "-f", "FIRST", "BAD"],
 }
 OWN = {
-    "a local branch": ["branch", "taken"],
     "a branch of the remote": ["update-ref", "refs/remotes/origin/next"],
     "HEAD, detached": ["checkout", "-q", "--detach"],
 }
@@ -65,7 +65,7 @@ def test_a_commit_that_no_branch_of_the_project_has_does_not_run(project: Path, 
         git(project, "fetch", "-q", str(tmp_path / "fork"), "main")
     places = {"FORK": str(tmp_path / "fork"), "BAD": bad, "FIRST": first}
     git(project, *(places.get(argument, argument) for argument in FOREIGN[how]))
-    with pytest.raises(ModelError, match="is in no branch of this project") as caught:
+    with pytest.raises(ModelError, match="is neither in HEAD nor in a branch") as caught:
         clone(project, bad)
     assert f"--trust-commit {bad}" in caught.value.fix
     assert clone(project, bad, (bad,))
@@ -80,11 +80,17 @@ def test_a_commit_of_the_project_runs(project: Path, tmp_path: Path, how: str) -
     assert not clone(project, git(project, "rev-parse", f"{commit}^"))
 
 
+def test_a_local_branch_is_the_project_where_there_is_no_remote(project: Path, tmp_path: Path) -> None:
+    git(project, "fetch", "-q", str(tmp_path / "fork"), "main:taken")
+    git(project, "remote", "remove", "origin")
+    assert clone(project, git(project, "rev-parse", "taken"))
+
+
 def test_the_only_remote_is_that_of_the_project_by_any_name(project: Path, tmp_path: Path) -> None:
     git(project, "remote", "rename", "origin", "upstream")
     run = partial(git, project)
     run("fetch", "-q", str(tmp_path / "fork"), "main:refs/remotes/upstream/main")
     assert clone(project, run("rev-parse", "refs/remotes/upstream/main"))
     run("remote", "add", "mallory", str(tmp_path / "fork"))
-    with pytest.raises(ModelError, match="in no branch"):
+    with pytest.raises(ModelError, match="nor in a branch"):
         clone(project, run("rev-parse", "refs/remotes/upstream/main"))
