@@ -31,7 +31,7 @@ def test_benchmark_trainers_take_every_step(tmp_path, kind, work):
 def test_every_benchmark_imports_and_names_its_command(path):
     module = importlib.import_module(f"benchmarks.{path.stem}")
     assert module.__doc__
-    if path.stem not in {"workload", "gate_families", "reference_trainers", "__main__"}:
+    if path.stem not in {"workload", "gate_families", "gate_equal_models", "reference_trainers", "__main__"}:
         assert path.stem in module.__doc__  # the command that runs it
 
 
@@ -39,6 +39,7 @@ def test_gate_simulation_prints_every_cell(capsys, monkeypatch, tmp_path):
     """test_gate_simulation.py tests the rates."""
     families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 1.0, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
+    monkeypatch.setattr(gate_simulation, "EQUAL", ())
     monkeypatch.setattr(gate_simulation, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
     monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])
     gate_simulation.main()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.run.logs import TracebackAndSecretFilter
@@ -157,6 +157,7 @@ FORMS = (
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(
     parts=st.lists(st.tuples(st.sampled_from(FORMS), WORD, st.sampled_from([" ", "\n", "; ", "' '", ": "])), min_size=1)
 )
