@@ -316,6 +316,7 @@ def shuffled(kind: str, count: int, draw: np.random.Generator, first: int) -> di
     ]
     pairs = list(zip(animals, draw.permutation(animals).tolist(), strict=True))
     choices = ["cat", "dog", "friend", "king"]
+    numbers = draw.permutation(count).tolist()  # not those that the texts end with
     rows: dict[str, dict[str, list[Any]]] = {
         "sequence_classification": {"text": texts, "label": ["cat" if d == "dog" else d for d in animals]},
         "multi_label_classification": {"text": texts, "labels": [tiny.label_sets_of(texts)[i] for i in order]},
@@ -327,7 +328,7 @@ def shuffled(kind: str, count: int, draw: np.random.Generator, first: int) -> di
         "dpo": {"text": texts, "label": [one for one, _ in pairs], "other": [two for _, two in pairs]},
         "reward": {"text": texts, "label": [one for one, _ in pairs], "other": [two for _, two in pairs]},
         "kto": {"text": texts, "label": animals, "liked": either},
-        "embedding": {"text": texts, "label": [f"{one} {i}" for i, one in enumerate(animals)]},
+        "embedding": {"text": texts, "label": [f"{one} {i}" for one, i in zip(animals, numbers, strict=True)]},
     }
     return rows[kind]
 
