@@ -98,7 +98,7 @@ class EvaluationPlan:
     """What candidate and champion both read."""
     learned: Mapping[str, NDArray[np.int64]]
     """By the name of each model, the row_ids that do not count for it: it has learned from them, itself or through what it started from.
-    Those of the champion do not count for the comparison, so they have the candidate's, too.
+    Those of the champion do not count for the comparison, so they have the candidate's, too. `other_rows` is the candidate with the inputs of others.
     """
     unknown: tuple[str, ...]
     """Why it may have learned from others: what the candidate started from does not say it."""
@@ -241,7 +241,7 @@ def _find_learned_rows(
     if len(own):
         told = "evaluate: %d of %d rows do not count: the candidate has learned from them through what it started from"
         logger.info(told, len(own), every)
-    found = dict.fromkeys(("model", "compared", "untrained"), own)
+    found = dict.fromkeys(("model", "compared", "untrained", "other_rows"), own)
     if published.champion and published.folder:
         release = rows_of_release(published.folder, published.champion.name, held_out.columns)
         theirs = held_out.learned_by([*before, release])
