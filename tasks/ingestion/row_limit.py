@@ -25,7 +25,7 @@ BATCH_BYTES: Final = 64 << 20
 MAX_PART_BYTES: Final = 4 << 30
 """Of a part of the source, whose number of rows follows from its first rows."""
 _DECODE_BYTES: Final = 4 << 30
-"""Memory for reading a batch of Parquet, whose header may say anything."""
+"""Memory for reading a batch of Parquet, whose header may say anything, or a workbook."""
 _REFERENCE_BYTES: Final = 8
 _MAX_DEPTH: Final = 50
 
@@ -127,8 +127,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 @contextlib.contextmanager
-def bounded_memory(name: str) -> Iterator[None]:
-    """Let the block take so much more memory than this process has; DataError if that is not enough to read `name`."""
+def bounded_memory(
+    name: str, of: str = "its next rows need", fix: str = "write it again with smaller row groups"
+) -> Iterator[None]:
+    """Let the block take so much more memory than this process has; DataError if that is not enough to read `name`, with what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = _data_bytes() + _DECODE_BYTES
     is_lower = soft == resource.RLIM_INFINITY or most < soft
@@ -137,9 +139,8 @@ def bounded_memory(name: str) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         yield
     except MemoryError as error:
-        what = f"its next rows need more than {_DECODE_BYTES >> 30} GiB of memory to be read"
-        fix = "write it again with smaller row groups; a small file can stand for very large rows"
-        raise DataError(name, what, fix) from error
+        what = f"{of} more than {_DECODE_BYTES >> 30} GiB of memory to be read"
+        raise DataError(name, what, f"{fix}; a small file can stand for very large rows") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

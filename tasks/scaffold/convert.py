@@ -22,7 +22,7 @@ from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8
 from tasks.ingestion.formats import translate_read_errors
-from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, too_large_error
+from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
 from tasks.ingestion.source import open_source
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
@@ -33,6 +33,7 @@ _WORD_BYTES: Final = 16
 """Of two references."""
 _BOOK_BYTES: Final = 1 << 30
 """The most that a workbook has, unpacked."""
+_MAX_BOOK_COLUMNS: Final = 1 << 14
 _TAG: Final = re.compile(r"O|[BIESLU]-\S+", re.IGNORECASE)
 
 
@@ -154,12 +155,22 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
     """Write a sheet of a workbook as CSV, without empty rows and columns."""
     _check_unpacked_size(path)
     try:
-        import openpyxl
-
-        values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
+        import openpyxl  # noqa: F401 (before the limit of memory)
     except ImportError:
         what = "is a workbook of Excel, which openpyxl reads, and that is not installed"
         raise DataError(str(path), what, f"{install_extra('excel')}; then run this again") from None
+    fix = "save its sheets as CSV files with the program that wrote it"
+    with bounded_memory(str(path), "its cells need", fix):
+        _write_cells(path, to, sheet)
+
+
+def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
+    import openpyxl
+
+    try:
+        values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
+    except MemoryError:
+        raise
     except Exception as error:  # openpyxl says in many ways that a part is missing or broken
         what = f"cannot be read as a workbook: {error}"
         raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
@@ -167,6 +178,9 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
     name = sheet or sheets[0]
     if name not in sheets:
         raise RecipeError("--sheet", f"{path} has no sheet {name!a}", f"name one of {', '.join(sheets)}")
+    if values[name].max_column > _MAX_BOOK_COLUMNS:
+        what = f"its sheet {name!a} has more than {_MAX_BOOK_COLUMNS} columns, which Excel does not have"
+        raise DataError(str(path), what, "save it again with Excel or LibreOffice")
     for cell in itertools.chain.from_iterable(formulas[name].iter_rows()):
         if cell.value is not None and values[name][cell.coordinate].value is None:
             what = f"{name}!{cell.coordinate} has a formula without its value"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -231,10 +232,38 @@ print(resource.getrlimit(resource.RLIMIT_DATA) == (-1, -1))
 
 
 def test_a_workbook_that_unpacks_to_very_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import zipfile
-
     monkeypatch.setattr(convert, "_BOOK_BYTES", 1 << 20)
     with zipfile.ZipFile("book.xlsx", "w", zipfile.ZIP_DEFLATED) as book:
         book.writestr("xl/worksheets/sheet1.xml", b" " * (2 << 20))
     with pytest.raises(DataError, match="GiB unpacked"):
+        convert.convert_files(["book.xlsx"], Path("out.csv"))
+
+
+def workbook(path: Path, rows: int, columns: int) -> None:
+    """Write a workbook of a few KiB with very many cells."""
+    openpyxl = pytest.importorskip("openpyxl")
+    openpyxl.Workbook().save("small.xlsx")
+    sheet = "xl/worksheets/sheet1.xml"
+    with zipfile.ZipFile("small.xlsx") as small, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
+        for name in small.namelist():
+            if name != sheet:
+                book.writestr(name, small.read(name))
+        cells = "<row>" + "<c><v>1</v></c>" * columns + "</row>"
+        space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+        book.writestr(sheet, f'<worksheet xmlns="{space}"><sheetData>{cells * rows}</sheetData></worksheet>')
+
+
+def test_memory_for_a_workbook_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    workbook(Path("book.xlsx"), 300, 100)
+    assert Path("book.xlsx").stat().st_size < 20_000
+    convert.convert_files(["book.xlsx"], Path("whole.csv"))
+    monkeypatch.setattr(row_limit, "_DECODE_BYTES", 8 << 20)
+    with pytest.raises(DataError, match="its cells need more than"):
+        convert.convert_files(["book.xlsx"], Path("out.csv"))
+    assert not Path("out.csv").exists()
+
+
+def test_a_workbook_with_columns_that_have_no_name_is_refused() -> None:
+    workbook(Path("book.xlsx"), 1, 18_300)
+    with pytest.raises(DataError, match="columns, which Excel does not have"):
         convert.convert_files(["book.xlsx"], Path("out.csv"))
