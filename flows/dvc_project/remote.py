@@ -91,6 +91,7 @@ def _noted_names_of_begun_files(names: set[str]) -> Iterator[None]:
     """Add to `names` the random name of each file that DVC begins to write, in any thread of this process."""
     from dvc_objects.fs import local, utils
 
+    modules: tuple[Any, ...] = (local, utils)
     make_name = utils.tmp_fname
 
     def make_and_note(*prefix: str) -> str:
@@ -98,12 +99,12 @@ def _noted_names_of_begun_files(names: set[str]) -> Iterator[None]:
         names.add(Path(name).name)
         return name
 
-    for module in (local, utils):
+    for module in modules:
         module.tmp_fname = make_and_note
     try:
         yield
     finally:
-        for module in (local, utils):
+        for module in modules:
             module.tmp_fname = make_name
 
 
