@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import shutil
-import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from params.foundation.artifacts import as_storage_error
 
 _LATER = "run it again when the remote answers: nothing is lost"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-_CLOCKS_DIFFER_S = 5.0
 
 
 def read_default_remote_name() -> str | None:
@@ -86,6 +84,28 @@ def _errors_of_transfer() -> Iterator[list[BaseException]]:
         yield found
     finally:
         log.removeFilter(collect)
+
+
+@contextlib.contextmanager
+def _noted_names_of_begun_files(names: set[str]) -> Iterator[None]:
+    """Add to `names` the random name of each file that DVC begins to write, in any thread of this process."""
+    from dvc_objects.fs import local, utils
+
+    modules: tuple[Any, ...] = (local, utils)
+    make_name = utils.tmp_fname
+
+    def make_and_note(*prefix: str) -> str:
+        name: str = make_name(*prefix)
+        names.add(Path(name).name)
+        return name
+
+    for module in modules:
+        module.tmp_fname = make_and_note
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.tmp_fname = make_name
 
 
 @dataclass(frozen=True)
@@ -225,10 +245,11 @@ class DvcRemote:
 
     @contextlib.contextmanager
     def _errors_of_full_folder(self) -> Iterator[None]:
-        """Say that it is the remote's disk that takes no more, not the worker's, and remove what was begun there."""
-        folder, began = self._folder(), time.time()
+        """Say that it is the remote's disk that takes no more, not the worker's, and remove what this process has begun there."""
+        folder, begun = self._folder(), set[str]()
         try:
-            yield
+            with _noted_names_of_begun_files(begun):
+                yield
         except OSError as error:
             named = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if name]
             # Where DVC copies block by block, an error names no file.
@@ -236,8 +257,8 @@ class DvcRemote:
             if folder is None or not is_remotes or error.errno not in _FULL:
                 raise
             for path in folder.rglob("*.tmp"):
-                with contextlib.suppress(OSError):
-                    if path.stat().st_mtime >= began - _CLOCKS_DIFFER_S:
+                if path.name in begun:  # another worker may send now, too
+                    with contextlib.suppress(OSError):
                         path.unlink()
             free = shutil.disk_usage(folder).free / 2**20
             what = f"{folder} takes no more: {os.strerror(error.errno)} ({free:.0f} MiB free on its disk)"

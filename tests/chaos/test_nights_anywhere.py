@@ -367,7 +367,7 @@ def nights(
 
 
 @pytest.mark.parametrize("kinds", [SHORT, pytest.param(CHOSEN, marks=pytest.mark.slow)], ids=["one", "many"])
-@pytest.mark.timeout(240 + 90 * NIGHTS)
+@pytest.mark.timeout(600 + 180 * NIGHTS)  # some nights are two or three runs
 def test_every_night_is_in_the_history_once_with_its_end(
     nights: Nights, kinds: Sequence[str], summary_lines: list[str]
 ) -> None:

@@ -135,6 +135,24 @@ def test_what_is_out_is_the_last_event_on_the_hub_whatever_the_clocks_of_workers
     assert published_now(artifacts) == other
 
 
+def test_of_two_events_in_one_second_the_later_line_is_what_is_out(artifacts):
+    released = receipt("published", entry(1).ended, commit="c" * 40)
+    rolled_back = receipt("rollback", entry(1).ended, 0)
+    write_receipts(artifacts, released, rolled_back)
+    assert published_now(artifacts).outcome == "rolled back"
+    write_receipts(artifacts, rolled_back, released)
+    assert published_now(artifacts).outcome == "published"
+
+
+def test_to_forget_lost_releases_is_no_run_and_publishes_nothing(artifacts):
+    released = receipt("published", entry(1).ended, commit="c" * 40)
+    write_receipts(artifacts, released)
+    known = read_runs_with_receipts(artifacts)
+    write_receipts(artifacts, released, receipt("forgotten", entry(2).ended, 0))
+    assert read_runs_with_receipts(artifacts) == known
+    assert published_now(artifacts).commit == "c" * 40
+
+
 def test_a_recipe_is_overdue_if_no_success_is_known_since_the_schedule_says_so():
     limit = FIRST + timedelta(days=5)
     early, late = limit - timedelta(seconds=1), limit + timedelta(seconds=1)

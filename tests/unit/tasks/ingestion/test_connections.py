@@ -131,6 +131,7 @@ OTHERS = [
     OperationalError(1054, "Unknown column"),
     InvalidPasswordError("no"),
     sqlite3.OperationalError("no such table: rows"),
+    sqlite3.OperationalError("unable to open database file"),
     sqlalchemy.exc.OperationalError("select 1", {}, sqlite3.OperationalError("no such table: rows")),
     sqlalchemy.exc.ProgrammingError("select 1", {}, ProgrammingError("syntax error")),
     asyncpg.UndefinedTableError("no table"),
