@@ -139,6 +139,7 @@ def bounded_memory(
             resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         yield
     except MemoryError as error:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))  # the error itself needs memory
         what = f"{of} more than {_DECODE_BYTES >> 30} GiB of memory to be read"
         raise DataError(name, what, f"{fix}; a small file can stand for very large rows") from error
     finally:

@@ -168,7 +168,8 @@ def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
     import openpyxl
 
     try:
-        values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
+        with path.open("rb") as file:  # openpyxl leaves its own open where it fails
+            values, formulas = (openpyxl.load_workbook(file, data_only=is_value) for is_value in (True, False))
     except MemoryError:
         raise
     except Exception as error:  # openpyxl says in many ways that a part is missing or broken
