@@ -144,6 +144,9 @@ class Nights:
             for folder in self.disk.iterdir():
                 wait_for(partial(is_deleted, folder), f"{folder} to be gone", 60)
             (self.disk / "clones").mkdir()
+        elif trouble == "lost after the release":  # the machine starts again, with what it has kept
+            for clone in (self.disk / "clones").iterdir():
+                wait_for(partial(is_deleted, clone), f"{clone} to be gone", 60)
         return state["name"]
 
     def interfere(self, trouble: str, run: str) -> None:
