@@ -133,6 +133,17 @@ def test_a_hub_that_went_on_without_some_releases_is_believed(project: Project) 
     assert project.lost() == ["the release release-lost"], "nothing that the Hub knows follows it"
 
 
+def test_an_earlier_release_does_not_go_on_although_its_line_follows(project: Project) -> None:
+    """As where the logs of two clones were merged."""
+    lost = ReleaseEvent(
+        event="published", reasons=(), repo_id=REPO, endpoint="https://old", commit="0" * 40, tag="release-lost"
+    )
+    line = lost.model_copy(update={"time": "2027-01-01T00:00:00+00:00"}).model_dump_json()
+    log = project.artifacts.release_events
+    log.write_text(f"{line}\n{log.read_text()}")
+    assert project.lost() == ["the release release-lost"]
+
+
 def test_another_repository_is_another_log(project: Project, tmp_path: Path) -> None:
     with LocalHub(tmp_path / "empty", tokens={TOKEN: USER}) as other:
         moved = HubRepository(HfApi(endpoint=other.endpoint, token=TOKEN), f"{USER}/elsewhere")
