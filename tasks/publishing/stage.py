@@ -122,7 +122,10 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt
         outcome = ReleaseOutcome("dry-run")
     else:
         with candidate.open() as repository:
-            refuse_lost_releases(artifacts, repository, candidate.endpoint, weights=candidate.forms.values())
+            patient = replace(
+                repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
+            )
+            refuse_lost_releases(artifacts, patient, candidate.endpoint, weights=candidate.forms.values())
             if publish.adapter != "merged":
                 require_readable_base_model(
                     repository, BaseModelReference.of(artifacts.adapter), private=publish.private
@@ -133,9 +136,6 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt
             candidate.check_start(repository)
             release = assemble_and_plan_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, hub)
-            patient = replace(
-                repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
-            )
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
                 if undecided_proposal(candidate):

@@ -195,7 +195,7 @@ def test_a_start_that_does_not_name_its_rows_is_said(released):
         "it is not known of all held-out rows whether the model has learned from them: tests/tiny@"
     )
     record = collect_provenance(artifacts)
-    assert tuple(record["data"]["unknown"]) == report.unknown, "a later start hands it on"
+    assert list(record["data"]["unknown"]) == report.unknown, "a later start hands it on"
     assert "It is not known of all these rows" in render_model_card(releases.candidate(artifacts), record, None)
 
 

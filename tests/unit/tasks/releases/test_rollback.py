@@ -329,7 +329,7 @@ def test_before_a_first_release_there_is_none_and_no_error(tmp_path, monkeypatch
         event="published", reasons=(), repo_id="tests/tiny", endpoint="local", commit="c" * 40, tag="v1"
     )
     append_release_event(Artifacts("tiny"), event)
-    with pytest.raises(HubRefusedError, match="is not found, and models were published there"):
+    with pytest.raises(HubRefusedError, match="does not have the release v1"):
         recipe_releases.print_releases([recipe], last=30, must_exist=True)
 
 

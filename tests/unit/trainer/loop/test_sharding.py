@@ -194,4 +194,4 @@ def test_missing_deepspeed_is_named_before_the_start():
     with pytest.raises(ModelError) as caught:
         sharding.check_deepspeed_installed(launch(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml")))
     assert "asks for DeepSpeed, which is not installed" in caught.value.what
-    assert "evergreen[deepspeed]" in caught.value.fix
+    assert "'.[deepspeed]'" in caught.value.fix
