@@ -27,7 +27,7 @@ from benchmarks.gate_equal_models import EQUAL, KINDS, ROWS, EqualModels, Kind
 from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
-from tasks.evaluation.gate import gain_passes_bar, judge_candidate
+from tasks.evaluation.gate import JudgedModel, gain_passes_bar, judge_candidate
 from tasks.evaluation.report import EvaluationDetails, MetricComparison, SliceResult
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Gain, Resampler
@@ -151,6 +151,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
     """Yield the alarm rates of gates on slices; the models differ on 10% of the rows, or on more where they must."""
     gates = [Gate(slice_margin=0.05, margin=0.5), Gate(slice_floors={"accuracy": 0.8}, margin=0.5)]
     all_rows = comparison("accuracy", gain_of_counts(10, 10, 1000), 1000)
+    candidate = JudgedModel(metric="accuracy", metrics={"accuracy": 0.85}, has_champion=True)
     details = EvaluationDetails(
         confidence=0.95,
         resamples=0,
@@ -173,15 +174,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
                 alarms = 0
                 for pair in counts:
                     found = [_slice(*one, rows, by_margin=gate.slice_margin is not None) for one in pair]
-                    verdict, _ = judge_candidate(
-                        gate,
-                        details.model_copy(update={"slices": found}),
-                        metric="accuracy",
-                        metrics={"accuracy": 0.85},
-                        has_champion=True,
-                        is_champion=False,
-                        rolled_back_reason=None,
-                    )
+                    verdict, _ = judge_candidate(gate, candidate, details.model_copy(update={"slices": found}))
                     alarms += verdict != "publish"
                 name = "slice_margin: 0.05" if gate.slice_margin else "slice_floors: 0.8"
                 yield SliceCell(name, truth, slices, rows, is_error, pairs, alarms / pairs)

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, SUITES, Artifacts
 from params.foundation.errors import ModelError
@@ -32,10 +32,13 @@ class RecordOfRows(BaseModel):
     """Why the release cannot name all rows that it has learned from: what it started from does not name them."""
 
 
-class RecordOfStart(BaseModel):
-    """The release that a training has started from."""
+class ReleasedModel(BaseModel, frozen=True):
+    """A model that was published, or may have been."""
 
-    commit: str
+    repo_id: Annotated[str, Field(pattern=r"^([\w.-]+/[\w.-]+)?$")] = ""
+    """Empty if only its weights are known."""
+    weights: str
+    """Their digest, see `weights_digest`."""
 
 
 class ReleaseRecord(BaseModel):
@@ -45,15 +48,21 @@ class ReleaseRecord(BaseModel):
     max_length: int | None = None
     """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
     data: RecordOfRows = RecordOfRows()
-    start: RecordOfStart | None = None
+    repo_id: str = ""
+    """The repository that it was made for; a record of an earlier version does not say it."""
+    weights: dict[str, str] = {}
+    """SHA-256 of each file of its weights, by its path."""
+    start: ReleasedModel | None = None
     """None if the training started from the recipe's own model."""
-    ancestors: tuple[str, ...] = ()
-    """The commits of the releases that this start goes back to itself, the newest first."""
+    goes_back_to: tuple[ReleasedModel, ...] | None = None
+    """All releases that it goes back to, through its start and its base; None in a record of an earlier version."""
 
     @property
-    def starts(self) -> tuple[str, ...]:
-        """The commits of all releases that it goes back to, the newest first."""
-        return (self.start.commit, *self.ancestors) if self.start else ()
+    def ancestors(self) -> tuple[ReleasedModel, ...]:
+        """All releases that it goes back to, as far as it says it."""
+        if self.goes_back_to is not None:
+            return self.goes_back_to
+        return (self.start,) if self.start else ()
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
@@ -86,6 +95,14 @@ def files_in_release_form(form: AdapterForm, files: Mapping[str, str]) -> dict[s
     return {
         path.removeprefix(folder): digest for path, digest in files.items() if path.startswith(folder) == is_adapter
     }
+
+
+def digests_in_each_form(folder: Path) -> list[str]:
+    """Return the digests that releases of the model in a folder may have, each once."""
+    files = weight_file_hashes(folder)
+    forms: tuple[AdapterForm, ...] = ("merged", "adapter", "both")
+    found = (weights_digest(files_in_release_form(form, files)) for form in forms)
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def validated_rows_digest(artifacts: Artifacts) -> str:

@@ -140,7 +140,6 @@ class EvaluationAnalysis:
         """Compare two models on the same rows, from which so many rows are left out."""
         sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
         objective = self.plan.resampler.objective
-        other_model = "model" if against == "other_rows" else against
         for metric, gain in self._gains(own, other, against=against).items():
             yield report.MetricComparison(
                 against=against,
@@ -151,7 +150,7 @@ class EvaluationAnalysis:
                 p_value=gain.p_value,
                 rows=len(own),
                 left_out=left_out,
-                learned=len(self.plan.learned[other_model]),
+                learned=len(self.plan.learned[against]),
                 learned_by_candidate=len(self.plan.learned["model"]),
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),

@@ -30,6 +30,7 @@ from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Drift
 from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
 from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
+from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
@@ -67,8 +68,8 @@ class ChampionStatus:
     """The champion's files on this machine."""
     rolled_back_reason: str | None
     """Why the model in question was rolled back after an earlier release; None if it was not."""
-    distrusted_start: str | None = None
-    """Why the model in question is not to be published: a release that its training goes back to was rolled back; None if none was."""
+    distrusted_ancestor: str | None = None
+    """Why the model in question is not to be published: a release that it goes back to was rolled back; None if none was."""
     max_length: int = 0
     """The tokens up to which the model in question was judged, if it is the champion."""
 
@@ -82,19 +83,18 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         HubRefusedError: the Hub does not know what the recipe's log says was published there.
     """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-        from tasks.evaluation.rolled_back_start import why_start_is_distrusted
-        from tasks.hub_client.lost_releases import refuse_lost_releases
-        from tasks.hub_client.release_log import find_rollback_reason
+        from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
+        from tasks.hub_client.release_log import MainHistory
 
-        refuse_lost_releases(artifacts, repository, resolve_hub_endpoint(endpoint), weights=weights)
-        head = repository.head()
-        if head is None:
-            return ChampionStatus(None, None, None)
-        champion = ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head))
-        if champion.weights in weights:
+        main, where = MainHistory.read(repository), resolve_hub_endpoint(endpoint)
+        refuse_lost_releases(artifacts, main, where, weights=weights)
+        head = main.head()
+        champion = ReleaseReference(endpoint=where, repo_id=repo_id, **vars(head)) if head else None
+        if champion and champion.weights in weights:
             return ChampionStatus(champion, None, None, max_length=_released_limit(repository, champion))
-        reason, start = find_rollback_reason(repository, weights), why_start_is_distrusted(artifacts, repository)
-        return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason, start)
+        files = fetch_model_once(artifacts, repository, champion.commit) if champion else None
+        distrusted = why_ancestor_is_distrusted(artifacts, main, where)
+        return ChampionStatus(champion, files, main.find_rollback_reason(weights), distrusted)
 
 
 def _released_limit(repository: HubRepository, champion: ReleaseReference) -> int:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
+
+_NEW_ROWS: Final = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
 
 
 @dataclass(frozen=True)
@@ -42,63 +45,90 @@ class BestStart:
         return f"{found}: {what}; {fix}, or choose another `training.best_metric`"
 
 
-def judge_candidate(
-    gate: Gate,
-    details: report.EvaluationDetails,
-    *,
-    metric: str,
-    metrics: Mapping[str, float],
-    has_champion: bool,
-    is_champion: bool,
-    rolled_back_reason: str | None,
-    distrusted_start: str | None = None,
-    start: BestStart | None = None,
-    row_use: report.HeldOutRowUse | None = None,
-) -> tuple[report.Verdict, list[str]]:
-    """Return the verdict on the candidate, and its reasons.
+@dataclass(frozen=True)
+class JudgedModel:
+    """What the gate knows of a candidate, beside the details of its evaluation."""
 
-    `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
-    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `distrusted_start`: which release that
-    its training goes back to was rolled back, if one was. `start`: what the candidate is if no step of the training was better than its start.
-    `row_use`: with `over: test_rows`.
-    """
-    if is_champion:
+    metric: str
+    """The metric that decides."""
+    metrics: Mapping[str, float]
+    """The values of all metrics."""
+    has_champion: bool = False
+    """Whether a champion was scored beside it."""
+    is_champion: bool = False
+    """Whether it has the champion's weights, which were not scored again."""
+    rolled_back: str | None = None
+    """Who rolled back from a release of the same weights, and why."""
+    distrusted_ancestor: str | None = None
+    """Which release that it goes back to was rolled back."""
+    best_start: BestStart | None = None
+    """What it is if no step of the training was better than its start."""
+    row_use: report.HeldOutRowUse | None = None
+    """With `over: test_rows`: how often the held-out rows were used."""
+
+
+def judge_candidate(
+    gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails
+) -> tuple[report.Verdict, list[str]]:
+    """Return the verdict on the candidate, and its reasons."""
+    if candidate.is_champion:
         return "keep", ["the published model has the same weights: there is nothing to publish"]
-    if start:
-        return "keep" if has_champion or start.is_champion else "refuse", [start.sentence]
-    deciding = {one.against: one for one in details.comparisons if one.metric == metric}
-    untrained = deciding.get("untrained")
-    failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
-    failures += _missed_label_floors(gate, details.labels)
-    failures += [suite.sentence for suite in details.suites if not suite.is_passed]
-    if not has_champion and untrained and not gain_passes_bar(untrained, gate):
-        told = comparison_sentence(untrained, gate)
-        failures.append(f"a first release must be better than the model before training: {told}")
-    if not has_champion and details.other_rows and not gain_passes_bar(details.other_rows, gate):
-        told = comparison_sentence(details.other_rows, gate)
-        failures.append(f"a first release must know something of its rows, and this one answers others as well: {told}")
-    new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
-    used_up, warning = list[str](), list[str]()
-    if row_use and row_use.is_up:
-        used = f"the held-out rows are used up: {row_use.sentence()}, and this one could not pass"
-        used_up.append(f"{used}; {new_rows}")
-    elif row_use and row_use.left <= row_use.comparisons / 4 + 1:
-        left = f"after this comparison, {max(row_use.left - 1, 0.0):.1f} of {row_use.comparisons} are left"
-        warning.append(f"the held-out rows are soon used up: {left}; {new_rows}")
-    if failures or (used_up and not has_champion):
-        return "refuse", failures + ([] if has_champion else used_up)
-    stays = used_up
-    if distrusted_start:
-        stays = [distrusted_start]
-    if rolled_back_reason:
-        stays = [f"a release of the same weights was rolled back: {rolled_back_reason}"]
-    if stays:
-        return "keep", stays
-    if not has_champion:
+    if start := candidate.best_start:
+        return "keep" if candidate.has_champion or start.is_champion else "refuse", [start.sentence]
+    deciding = {one.against: one for one in details.comparisons if one.metric == candidate.metric}
+    failures = [*_missed_requirements(gate, candidate, details)]
+    if not candidate.has_champion:
+        failures += _failures_of_first_release(gate, deciding.get("untrained"), details.other_rows)
+    barred = _why_barred(candidate)
+    if failures or barred:
+        if candidate.has_champion:
+            return ("refuse", failures) if failures else ("keep", barred)
+        return "refuse", failures + barred
+    warning = _warn_of_row_use(candidate.row_use)
+    if not candidate.has_champion:
+        untrained = deciding.get("untrained")
         better = [comparison_sentence(untrained, gate)] if untrained else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
     return "publish" if is_better else "keep", [*reasons, *warning]
+
+
+def _missed_requirements(gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails) -> Iterator[str]:
+    """What every release must reach, whatever is published."""
+    yield from _missed_floors(gate, details.directions, candidate.metrics)
+    yield from _missed_slice_floors(gate, details.slices)
+    yield from _missed_label_floors(gate, details.labels)
+    yield from (suite.sentence for suite in details.suites if not suite.is_passed)
+
+
+def _failures_of_first_release(
+    gate: Gate, untrained: report.MetricComparison | None, other_rows: report.MetricComparison | None
+) -> Iterator[str]:
+    if untrained and not gain_passes_bar(untrained, gate):
+        told = comparison_sentence(untrained, gate)
+        yield f"a first release must be better than the model before training: {told}"
+    if other_rows and not gain_passes_bar(other_rows, gate):
+        told = comparison_sentence(other_rows, gate)
+        yield f"a first release must know something of its rows, and this one answers others as well: {told}"
+
+
+def _why_barred(candidate: JudgedModel) -> list[str]:
+    """Return why it is not published, however good it is: the first reason of several; empty if there is none."""
+    if candidate.rolled_back:
+        return [f"a release of the same weights was rolled back: {candidate.rolled_back}"]
+    if candidate.distrusted_ancestor:
+        return [candidate.distrusted_ancestor]
+    use = candidate.row_use
+    if use and use.is_up:
+        return [f"the held-out rows are used up: {use.sentence()}, and this one could not pass; {_NEW_ROWS}"]
+    return []
+
+
+def _warn_of_row_use(use: report.HeldOutRowUse | None) -> list[str]:
+    if use is None or use.left > use.comparisons / 4 + 1:
+        return []
+    left = f"after this comparison, {max(use.left - 1, 0.0):.1f} of {use.comparisons} are left"
+    return [f"the held-out rows are soon used up: {left}; {_NEW_ROWS}"]
 
 
 def _compare_with_champion(

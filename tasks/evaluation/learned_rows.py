@@ -1,8 +1,7 @@
 """Which held-out rows a model has learned from: by itself, or through what it started from.
 
-A row counts for a model only if neither it nor any model that it goes back to has learned from it: else it would know the answer. A model goes
-back to the release that its training started from (`model.start`), to its base (`model.pretrained`), and to what those go back to. A row
-that was in a train split can be held out now because the time goes on, because `seed` or `data.split` has changed, or because the base is a
+A row counts for a model only if neither it nor any model that it goes back to (ancestors.py) has learned from it: else it would know the
+answer. A row that was in a train split can be held out now because the time goes on, because `seed` or `data.split` has changed, or because the base is a
 model of another recipe.
 
     a release        says until which time it has learned, and has hashes of the rows (in a profile of many rows, of some of them)
@@ -23,7 +22,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from params import EvergreenError, load
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, Artifacts
 from params.schema import Model
 from tasks.digests import (
@@ -36,12 +34,11 @@ from tasks.digests import (
 )
 from tasks.drift.known import find_known_rows, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.evaluation.ancestors import Ancestor, list_ancestors
 from tasks.evaluation.report import Blessing
-from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
-from trainer.start import RECORD, read_pinned_start
 
 logger = logging.getLogger(__name__)
 _NO_ROWS = np.zeros(0, np.int64)
@@ -130,16 +127,11 @@ def _read_some(folder: Path, columns: ComparedColumns) -> NDArray[np.int64]:
         return _NO_ROWS
 
 
-def rows_of_run(
-    artifacts: Artifacts, columns: ComparedColumns, seen: frozenset[str] = frozenset()
-) -> list[LearnedRows]:
-    """Return the rows that the model of a recipe's run has learned from: its train rows, and those of what it started from."""
+def _rows_of_run(artifacts: Artifacts, columns: ComparedColumns) -> LearnedRows:
     name, train = f"{artifacts.run}/model", artifacts.rows / "train"
-    if artifacts.recipe in seen:
-        return []
     if not train.is_dir():
         fix = f"fetch them: `dvc pull validate@{artifacts.recipe}`"
-        return [LearnedRows(_NO_ROWS, unknown=(f"{name}: the rows of its training are not here; {fix}",))]
+        return LearnedRows(_NO_ROWS, unknown=(f"{name}: the rows of its training are not here; {fix}",))
     rows = SplitRows(train)
     unknown, hashes = list[str](), _NO_ROWS
     if lacking := sorted({*columns.content} - {*rows.schema.names}):
@@ -148,8 +140,7 @@ def rows_of_run(
         hashes = shorten_hashes(hash_rows(rows, columns)[1])
     if _has_other_rows_now(artifacts):
         unknown.append(f"{name}: its rows have changed since it was judged; run {artifacts.recipe}, and train again")
-    own = LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
-    return [own, *rows_before_training(artifacts, None, columns, seen | {artifacts.recipe})]
+    return LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
 
 
 def _has_other_rows_now(artifacts: Artifacts) -> bool:
@@ -169,65 +160,23 @@ def _learned_until(artifacts: Artifacts) -> str:
     return str(json.loads(path.read_bytes()).get("learned_until", "")) if path.exists() else ""
 
 
-def rows_before_training(
-    artifacts: Artifacts, model: Model | None, columns: ComparedColumns, seen: frozenset[str] = frozenset()
-) -> list[LearnedRows]:
+def rows_before_training(artifacts: Artifacts, model: Model | None, columns: ComparedColumns) -> list[LearnedRows]:
     """Return the rows that the model of a run had learned from before its training: through its start, and through its base.
 
-    `model` is the section of its recipe, by default the one that the recipe has now. Recipes in `seen` have been looked at.
+    `model` is the section of its recipe, by default the one that the recipe has now.
     """
-    found = []
-    if start := read_start_of_training(artifacts):
-        is_pinned = (artifacts.start / RECORD).exists() and read_pinned_start(artifacts, "champion") == start
-        if is_pinned and artifacts.start_record.is_dir():
-            found.append(rows_of_release(artifacts.start_record, start.name, columns))
-        else:
-            why = f"{start.name}: what it says of its rows is no longer in {artifacts.start_record}"
-            found.append(LearnedRows(_NO_ROWS, unknown=(why,)))
-    try:
-        chosen = model or load(artifacts.recipe_path).model
-    except (EvergreenError, OSError) as error:
-        why = f"{artifacts.run}/model: its recipe, which names its base, cannot be read: {error}"
-        return [*found, LearnedRows(_NO_ROWS, unknown=(why,))]
-    return [*found, *rows_of_base(artifacts, chosen, columns, seen | {artifacts.recipe})]
+    return [_rows_of_ancestor(one, columns) for one in list_ancestors(artifacts, model)]
 
 
-def rows_of_base(
-    artifacts: Artifacts, model: Model, columns: ComparedColumns, seen: frozenset[str] = frozenset()
-) -> list[LearnedRows]:
-    """Return the rows that the base model of a recipe has learned from; none if it is not a model of this project."""
-    return [replace(one, is_of_base=True) for one in _find_rows_of_base(artifacts, model, columns, seen)]
-
-
-def _find_rows_of_base(
-    artifacts: Artifacts, model: Model, columns: ComparedColumns, seen: frozenset[str]
-) -> list[LearnedRows]:
-    if model.pretrained is None:
-        return []
-    folder = artifacts.root / model.pretrained
-    if not folder.is_dir():
-        return _rows_of_hub_model(model.pretrained, model.revision, columns)
-    if (folder / PROVENANCE).exists():
-        return [rows_of_release(folder, model.pretrained, columns)]
-    runs, place = (artifacts.root / "runs").resolve(), folder.resolve()
-    if place.is_relative_to(runs) and place != runs:
-        return rows_of_run(Artifacts(place.relative_to(runs).parts[0], artifacts.root), columns, seen)
-    return []
-
-
-def _rows_of_hub_model(name: str, revision: str | None, columns: ComparedColumns) -> list[LearnedRows]:
-    from transformers.utils.hub import cached_file
-
-    found: dict[str, str | None] = {}
-    for file in (PROVENANCE, KNOWN_ROWS, PROFILE):
-        try:
-            found[file] = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        except (OSError, ValueError) as error:
-            why = f"{name}: its Hub did not say whether it is a release of Evergreen: {type(error).__name__}"
-            return [LearnedRows(_NO_ROWS, unknown=(why,))]
-        if file == PROVENANCE and not found[file]:
-            return []
-    return [rows_of_release(Path(str(found[PROVENANCE])).parent, name, columns)]
+def _rows_of_ancestor(ancestor: Ancestor, columns: ComparedColumns) -> LearnedRows:
+    if ancestor.unknown:
+        return LearnedRows(_NO_ROWS, unknown=(ancestor.unknown,))
+    if ancestor.run:
+        found = _rows_of_run(ancestor.run, columns)
+    else:
+        assert ancestor.folder, "a release says what it is in its files"
+        found = rows_of_release(ancestor.folder, ancestor.name, columns)
+    return replace(found, is_of_base=ancestor.is_of_base)
 
 
 def list_unknown(models: Iterable[LearnedRows]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
+from tasks.evaluation.ancestors import read_start_of_training
 from tasks.evaluation.learned_rows import HeldOutRows, LearnedRows, list_unknown, rows_before_training, rows_of_release
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
-from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler

@@ -31,12 +31,12 @@ from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
+from tasks.evaluation.ancestors import read_start_of_training
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
-from tasks.evaluation.rolled_back_start import read_start_of_training
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
@@ -109,18 +109,17 @@ def evaluate(
             use = measure_row_use(settings, hashes, read_release_events_of_project(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
             sketch = () if use.is_up else make_row_sketch(hashes["inputs"])
-        verdict, reasons = gate.judge_candidate(
-            settings,
-            details,
+        judged = gate.JudgedModel(
             metric=plan.metric,
             metrics=scored["model"].metrics,
             has_champion=has_champion,
             is_champion=is_champion,
-            rolled_back_reason=published.rolled_back_reason,
-            distrusted_start=published.distrusted_start,
-            start=start,
+            rolled_back=published.rolled_back_reason,
+            distrusted_ancestor=published.distrusted_ancestor,
+            best_start=start,
             row_use=use,
         )
+        verdict, reasons = gate.judge_candidate(settings, judged, details)
         reasons += [
             f"it is not known of all held-out rows whether the model has learned from them: {why}"
             for why in plan.unknown

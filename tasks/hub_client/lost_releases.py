@@ -6,16 +6,24 @@ that the releases are lost says so once, by `evergreen forget`: the lines before
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import pydantic
 
-from params import EvergreenError, HubRefusedError, load
+from params import EvergreenError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
-from tasks.hub_client.connection import resolve_hub_endpoint
-from tasks.hub_client.repository import MAIN, HubRepository
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded
 
+if TYPE_CHECKING:
+    from tasks.hub_client.release_log import MainHistory
+
+logger = logging.getLogger(__name__)
+_PATIENCE_S: Final = 10.0
+"""How long validate waits for an answer that it can do without."""
 FORGOTTEN = "forgotten"
 """The event of a line that says that the lines before it are about releases which the Hub has lost."""
 
@@ -41,25 +49,22 @@ class LoggedRelease(Report):
         return f"the release {self.tag or self.commit}"
 
 
-def find_lost_releases(artifacts: Artifacts, repository: HubRepository, endpoint: str) -> list[LoggedRelease]:
+def find_lost_releases(artifacts: Artifacts, main: MainHistory, endpoint: str) -> list[LoggedRelease]:
     """Return the releases and rollbacks of the repository that the project's logs name and the Hub does not know, the newest last.
 
     What counts is the repository: a recipe that is new, or has another name now, replaces what others have published there.
     `endpoint` is the Hub as reports name it. Lines that a line about a later release follows, which the Hub knows, do not count: this
     Hub went on without them.
-
-    Raises:
-        HubRefusedError, TransientError: the Hub does not say what it has.
     """
     runs = [run for run in list_runs_with_log(artifacts) if run == artifacts or not _uses_another_hub(run, endpoint)]
-    logs = [_read_not_forgotten(run, repository.id, endpoint) for run in runs]
+    logs = [_read_not_forgotten(run, main.repository.id, endpoint) for run in runs]
     if not any(logs):
         return []
-    commits, tags = _read_names(repository)
+    commits = {one.commit_id for one in main.commits}
 
     def is_known(one: LoggedRelease) -> bool:
         # A tag outlives its commit on main where somebody has moved main back, or has shortened its history.
-        return one.commit in commits or (one.event == "published" and one.tag in tags)
+        return one.commit in commits or (one.event == "published" and one.tag in main.tags)
 
     newest = {log[0].run: max((one.time for one in log if is_known(one)), default=None) for log in logs if log}
     found = list[LoggedRelease]()
@@ -88,18 +93,26 @@ def _read_not_forgotten(run: Artifacts, repo_id: str, endpoint: str) -> list[Log
     return [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
 
 
-def _read_names(repository: HubRepository) -> tuple[Collection[str], Collection[str]]:
-    """Return the commits of main, and the tags; nothing of a repository that is not there."""
+def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint: str) -> None:
+    """Stop before any work if the Hub does not know what the project's logs say was published there; evaluate and publish ask again.
 
-    def look() -> tuple[Collection[str], Collection[str]]:
-        branches, tags = repository.refs()
-        return {one.commit_id for one in repository.history()} if MAIN in branches else (), tags.keys()
+    Raises:
+        HubRefusedError: it does not, or refuses access.
+    """
+    if artifacts.start_to_pin.exists() or not list_runs_with_log(artifacts):
+        return
+    try:
+        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
+            from tasks.hub_client.release_log import MainHistory
 
-    return repository.retry_until_clear(look, missing=lambda: ((), ()))
+            main = MainHistory.read(replace(repository, timeout_s=_PATIENCE_S))
+            refuse_lost_releases(artifacts, main, resolve_hub_endpoint(endpoint))
+    except TransientError as error:  # a stage that needs an answer says so
+        logger.warning("validate: whether the Hub has what the log says was published was not checked: %s", error.what)
 
 
 def refuse_lost_releases(
-    artifacts: Artifacts, repository: HubRepository, endpoint: str, *, weights: Collection[str] = ()
+    artifacts: Artifacts, main: MainHistory, endpoint: str, *, weights: Collection[str] = ()
 ) -> None:
     """Check that the Hub knows what the project's logs say was published there.
 
@@ -107,16 +120,13 @@ def refuse_lost_releases(
 
     Raises:
         HubRefusedError: the Hub does not know it.
-        TransientError: no clear answer in time.
     """
-    lost = find_lost_releases(artifacts, repository, endpoint)
+    lost = find_lost_releases(artifacts, main, endpoint)
     if lost and not (lost[-1].event == "published" and lost[-1].weights in weights):
-        raise lost_releases_error(artifacts, repository, endpoint, lost[-1])
+        raise _lost_releases_error(artifacts, main.repository.where, endpoint, lost[-1])
 
 
-def lost_releases_error(
-    artifacts: Artifacts, repository: HubRepository, endpoint: str, last: LoggedRelease
-) -> HubRefusedError:
+def _lost_releases_error(artifacts: Artifacts, where: str, endpoint: str, last: LoggedRelease) -> HubRefusedError:
     """Return the error that says what the Hub lacks, and what to do."""
     log = Artifacts(last.run, artifacts.root).release_events
     what = f"does not have {last.name}, which {log} names: no model can be compared with it"
@@ -127,4 +137,4 @@ def lost_releases_error(
     if last.endpoint == endpoint == "local":
         fix = "bring back the folder .hub from where it was published (git does not have it), or serve it there and set HF_ENDPOINT"
     fix += f"; if it is lost, or this is meant to be a new Hub: `evergreen forget {artifacts.recipe} --why ...`"
-    return HubRefusedError(repository.where, what, fix)
+    return HubRefusedError(where, what, fix)

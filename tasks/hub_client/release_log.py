@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import GitCommitInfo
 
 from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
-from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
+from tasks.hub_client.repository import MAIN, HubRepository, PublishedModel, Tree, tree_weights_digest
 
 PUBLISH_ID: Final = "Publish-Id"
 """Trailer of a release's commit, which helps to find it; what makes it a release is its RELEASE_FILE."""
@@ -49,55 +49,126 @@ class MainCommit:
 
 
 def read_main_commits(repository: HubRepository, *, last: int | None = None) -> list[MainCommit]:
-    """Return the `last` commits of main, newest first; none if there is no such repository, or none that this token may read.
-
-    A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
-    that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
-    request. No title and no message makes a commit one of the two.
+    """Ask for the history of main, and return its commits: see `MainHistory.describe_commits`.
 
     Raises:
         HubRefusedError: the Hub would refuse again.
         TransientError: no clear answer in time.
     """
-    main = _Main.read(repository)
-    entries: list[MainCommit] = []
-    before = main.commits[last : last + 1] if last is not None else ()
-    known: set[str | None] = {_blobs(main.tree(one.commit_id)).get(RELEASE_FILE) for one in before}
-    for number, commit in reversed(list(enumerate(main.commits[:last]))):
-        rollback = main.rollback(number) or {}
-        file = None if rollback else main.file_of_release(number, known)
-        known.add(file)
-        entries.append(
-            MainCommit(
-                commit=commit.commit_id,
-                tags=tuple(sorted(tag for tag, target in main.tags.items() if target == commit.commit_id)),
-                title=commit.title,
-                date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                kind="rollback" if rollback else "release" if file else "other",
-                to=rollback.get(ROLLED_BACK_TO),
-                by=rollback.get(BY),
-                why=rollback.get(REASON),
-            )
-        )
-    return entries[::-1]
+    return MainHistory.read(repository).describe_commits(last=last)
 
 
 @dataclass(frozen=True)
-class _Main:
-    """The history of main, and what is asked about its commits."""
+class RolledBackCommit:
+    """A commit of main that people have rolled back from."""
+
+    commit: str
+    tag: str | None
+    by: str
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """Return, for example, `release-0123456789ab, which was rolled back by Ada: leaked rows`."""
+        return f"{self.tag or self.commit}, which was rolled back by {self.by}: {self.why}"
+
+
+@dataclass(frozen=True)
+class MainHistory:
+    """The history of main as the Hub told it once, and what is asked about its commits.
+
+    Files of commits are looked up when they are asked for, once each. All methods raise what `HubRepository.retry_until_clear` raises.
+    """
 
     repository: HubRepository
     tags: Mapping[str, str]
+    """The commits that tags point at, by name."""
     commits: Sequence[GitCommitInfo]
-    """Newest first."""
+    """Newest first; empty without a repository, or a branch main."""
     trees: dict[str, Tree] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, repository: HubRepository) -> _Main:
-        def look() -> _Main:
-            return cls(repository, repository.refs().tags, repository.history())
+    def read(cls, repository: HubRepository) -> MainHistory:
+        """Ask for commits and tags."""
+
+        def look() -> MainHistory:
+            branches, tags = repository.refs()
+            return cls(repository, tags, repository.history() if MAIN in branches else [])
 
         return repository.retry_until_clear(look, missing=lambda: cls(repository, {}, []))
+
+    def describe_commits(self, *, last: int | None = None) -> list[MainCommit]:
+        """Return the `last` commits of main, newest first; none if there is no such repository, or none that this token may read.
+
+        A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
+        that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
+        request. No title and no message makes a commit one of the two.
+        """
+        entries: list[MainCommit] = []
+        before = self.commits[last : last + 1] if last is not None else ()
+        known: set[str | None] = {_blobs(self.tree(one.commit_id)).get(RELEASE_FILE) for one in before}
+        for number, commit in reversed(list(enumerate(self.commits[:last]))):
+            rollback = self.rollback(number) or {}
+            file = None if rollback else self.file_of_release(number, known)
+            known.add(file)
+            entries.append(
+                MainCommit(
+                    commit=commit.commit_id,
+                    tags=tuple(sorted(tag for tag, target in self.tags.items() if target == commit.commit_id)),
+                    title=commit.title,
+                    date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                    kind="rollback" if rollback else "release" if file else "other",
+                    to=rollback.get(ROLLED_BACK_TO),
+                    by=rollback.get(BY),
+                    why=rollback.get(REASON),
+                )
+            )
+        return entries[::-1]
+
+    def head(self) -> PublishedModel | None:
+        """Return the model that main holds; None if it holds none."""
+        commit = self.commits[0].commit_id if self.commits else None
+        weights = commit and self.weights(commit)
+        return PublishedModel(commit, self.tag_of(commit), weights) if commit and weights else None
+
+    def weights(self, commit: str) -> str | None:
+        """Return the digest of a commit's weights; None if it has none."""
+        return tree_weights_digest(self.tree(commit))
+
+    def tag_of(self, commit: str) -> str | None:
+        """Return a tag of a commit, the one that publishing made if there are several."""
+        tags = [tag for tag, target in self.tags.items() if target == commit]
+        return min(tags, key=lambda one: (not one.startswith(TAG_PREFIX), one), default=None)
+
+    def find_rollback_reason(self, weights: Collection[str]) -> str | None:
+        """Return who rolled back from the model, and why; None if it was published again since.
+
+        `weights` are the digests of its releases, which may hold it in several forms.
+        """
+        rollbacks = {number: found for number in range(len(self.commits)) if (found := self.rollback(number))}
+        for number in range(max(rollbacks, default=-1) + 1):
+            if self.weights(self.commits[number].commit_id) in weights:
+                return None
+            if (found := rollbacks.get(number)) and self.weights(found[ROLLED_BACK_FROM]) in weights:
+                return f"by {found[BY]}: {found[REASON]}"
+        return None
+
+    def find_rolled_back(self, weights: Collection[str]) -> dict[str, RolledBackCommit]:
+        """Return those of the models with these digests of their weights that a rollback has left behind, by the digest.
+
+        A rollback leaves behind what main got after the files that it brings back: a model that was published in between is as distrusted as
+        the last one. Weights that main got again later are not left behind. Of weights that main never had, nothing is said.
+        """
+        left = self.left_behind() if weights else {}
+        found: dict[str, RolledBackCommit] = {}
+        for commit, trailers in left.items():  # newest first: the oldest commit with the weights is their release
+            digest = self.weights(commit)
+            if digest in weights:
+                found[str(digest)] = RolledBackCommit(commit, self.tag_of(commit), trailers[BY], trailers[REASON])
+        if not found:
+            return {}
+        kept = {self.weights(one.commit_id) for one in self.commits if one.commit_id not in left}
+        return {digest: one for digest, one in found.items() if digest not in kept}
 
     def tree(self, commit: str) -> Tree:
         if commit not in self.trees:
@@ -174,58 +245,6 @@ class _Main:
 
 def _blobs(tree: Tree) -> dict[str, str]:
     return {path: file.blob_id for path, file in tree.items()}
-
-
-def find_rollback_reason(repository: HubRepository, weights: Collection[str]) -> str | None:
-    """Return who rolled back from the model, and why; None if it was published again since.
-
-    `weights` are the digests of its releases, which may hold it in several forms.
-    """
-    main = _Main.read(repository)
-    rollbacks = {number: found for number in range(len(main.commits)) if (found := main.rollback(number))}
-    for number in range(max(rollbacks, default=-1) + 1):
-        if tree_weights_digest(main.tree(main.commits[number].commit_id)) in weights:
-            return None
-        if (found := rollbacks.get(number)) and tree_weights_digest(main.tree(found[ROLLED_BACK_FROM])) in weights:
-            return f"by {found[BY]}: {found[REASON]}"
-    return None
-
-
-@dataclass(frozen=True)
-class RolledBackCommit:
-    """A commit of main that people have rolled back from."""
-
-    commit: str
-    tag: str | None
-    by: str
-    why: str
-
-    @property
-    def sentence(self) -> str:
-        """Return, for example, `release-0123456789ab, which was rolled back by Ada: leaked rows`."""
-        return f"{self.tag or self.commit}, which was rolled back by {self.by}: {self.why}"
-
-
-def find_rolled_back_commit(repository: HubRepository, commits: Sequence[str]) -> RolledBackCommit | None:
-    """Return the first of these commits that a rollback has left behind; None if main stands by all of them.
-
-    A rollback leaves behind what main got after the files that it brings back: a model that was published in between is as distrusted as the
-    last one. Weights that main got again later are not left behind. Of commits that main does not know, nothing is said.
-    """
-    if not commits:
-        return None
-    main = _Main.read(repository)
-    left = main.left_behind()
-    asked = [commit for commit in commits if commit in left]
-    if not asked:
-        return None
-    kept = {tree_weights_digest(main.tree(one.commit_id)) for one in main.commits if one.commit_id not in left}
-    for commit in asked:
-        if tree_weights_digest(main.tree(commit)) not in kept:
-            tags = [tag for tag, target in main.tags.items() if target == commit]
-            tag = min(tags, key=lambda one: (not one.startswith(TAG_PREFIX), one), default=None)
-            return RolledBackCommit(commit, tag, left[commit][BY], left[commit][REASON])
-    return None
 
 
 def release_table_lines(entries: Sequence[MainCommit]) -> list[str]:

@@ -17,6 +17,7 @@ from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
 from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.ancestors import find_base
 from tasks.evaluation.learned_rows import write_rows_for_release
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
@@ -96,6 +97,8 @@ def pull_request_description(candidate: Candidate, reasons: Sequence[str], repla
     start = f"A new model of the recipe `{recipe}` passed the gate."
     if trained := read_report(candidate.artifacts, TrainingReport).start_sentence:
         start += f" {trained}"
+    if base := find_base(candidate.artifacts):
+        start += f" Its base model, {base}, is one that Evergreen has made."
     if replaced and candidate.blessing.is_in_release(replaced.weights):
         start = f"The published model of the recipe `{recipe}` in another form."
     replaces = f"It replaces {replaced.tag or replaced.commit}." if replaced else "No model is published yet."

@@ -19,7 +19,7 @@ from params.schema import AdapterForm, Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.evaluation.report import Blessing, EvaluationReport
-from tasks.evaluation.rolled_back_start import why_start_is_distrusted
+from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
@@ -27,6 +27,7 @@ from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
+    from tasks.hub_client.release_log import MainHistory
     from tasks.hub_client.repository import HubRepository
 
 _MERGED = "remove publish.adapter: the model is then published with the adapters merged"
@@ -116,25 +117,25 @@ class Candidate:
             return champion
         return ReleaseReference(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
 
-    def is_rolled_back(self, repository: HubRepository) -> bool:
+    def is_rolled_back(self, main: MainHistory) -> bool:
         """Whether somebody rolled back from the form that the recipe asks for; StaleBlessingError if from the model itself."""
-        from tasks.hub_client.release_log import find_rollback_reason
-
-        if repository.head() is None:
+        if main.head() is None:
             return False
-        reason = find_rollback_reason(repository, [self.weights]) or find_rollback_reason(
-            repository, self.forms.values()
-        )
+        reason = main.find_rollback_reason([self.weights]) or main.find_rollback_reason(self.forms.values())
         if reason and not self.blessing.is_champion:
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-            raise StaleBlessingError(repository.where, f"the model was rolled back since its evaluation, {reason}", fix)
+            raise StaleBlessingError(
+                main.repository.where, f"the model was rolled back since its evaluation, {reason}", fix
+            )
         return reason is not None
 
-    def check_start(self, repository: HubRepository) -> None:
-        """Raise a StaleBlessingError if people have rolled back from a release that the training goes back to, since the evaluation."""
-        if not self.blessing.is_champion and (reason := why_start_is_distrusted(self.artifacts, repository)):
+    def check_ancestors(self, main: MainHistory) -> None:
+        """Raise a StaleBlessingError if people have rolled back from a release that the model goes back to, since the evaluation."""
+        if self.blessing.is_champion:
+            return
+        if reason := why_ancestor_is_distrusted(self.artifacts, main, self.endpoint):
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-            raise StaleBlessingError(repository.where, reason, fix)
+            raise StaleBlessingError(main.repository.where, reason, fix)
 
 
 def why_adapter_not_shareable(model: Model) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from params.schema import Publish, Start
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.receipt import Receipt
-from tasks.hub_client.release_log import find_rolled_back_commit, read_main_commits
+from tasks.hub_client.release_log import MainHistory, read_main_commits
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
@@ -36,8 +36,8 @@ def why_start_is_outdated(artifacts: Artifacts, publish: Publish, start: Start) 
     if not (pinned := read_pinned_start(artifacts, start)):
         return None
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
-        found = find_rolled_back_commit(repository, [pinned.commit])
-    return f"the pinned start is {found.sentence}" if found else None
+        found = MainHistory.read(repository).find_rolled_back([pinned.weights])
+    return next((f"the pinned start is {one.sentence}" for one in found.values()), None)
 
 
 def why_blessing_is_outdated(artifacts: Artifacts, publish: Publish) -> str | None:

@@ -12,8 +12,8 @@ from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_re
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
+from tasks.evaluation.ancestors import list_released_ancestors
 from tasks.evaluation.report import EvaluationReport
-from tasks.evaluation.rolled_back_start import list_starts
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -57,9 +57,11 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
         "max_length": evaluated.judged_length,
+        "repo_id": recipe.publish.repo_id,
         "run": trained.run,
         "start": start.model_dump(mode="json") if start else None,
-        "ancestors": list(list_starts(artifacts, start)[1:]),
+        "goes_back_to": [one.model_dump(mode="json") for one in list_released_ancestors(artifacts)],
+        "base_commit": trained.base_commit,
         "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,

@@ -23,6 +23,7 @@ from params.schema import Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
 from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
+from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
 from tasks.publishing.unlogged import log_decision, log_releases_without_line, undecided_proposal
@@ -109,7 +110,7 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt
     There is no receipt if main holds it, or somebody rolled back from it.
     """
     time: datetime | None = None
-    from tasks.hub_client.lost_releases import refuse_lost_releases
+    from tasks.hub_client.release_log import MainHistory
     from tasks.publishing.assembly import assemble_and_plan_release
     from tasks.publishing.exactly_once import publish_release
     from tasks.publishing.proposal import ReleaseProposals
@@ -125,15 +126,16 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt
             patient = replace(
                 repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
             )
-            refuse_lost_releases(artifacts, patient, candidate.endpoint, weights=candidate.forms.values())
+            main = MainHistory.read(patient)
+            refuse_lost_releases(artifacts, main, candidate.endpoint, weights=candidate.forms.values())
             if publish.adapter != "merged":
                 require_readable_base_model(
                     repository, BaseModelReference.of(artifacts.adapter), private=publish.private
                 )
             replaced = candidate.replaced(repository)
-            if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
+            if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(main)):
                 return None, None
-            candidate.check_start(repository)
+            candidate.check_ancestors(main)
             release = assemble_and_plan_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, hub)
             if publish.approval == "none":

@@ -9,6 +9,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import find_lost_releases
+from tasks.hub_client.release_log import MainHistory
 
 
 def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
@@ -22,7 +23,7 @@ def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
     publish, artifacts = load(recipe).publish, Artifacts(recipe.stem)
     endpoint = resolve_hub_endpoint(publish.endpoint)
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
-        lost, where = find_lost_releases(artifacts, repository, endpoint), repository.where
+        lost, where = find_lost_releases(artifacts, MainHistory.read(repository), endpoint), repository.where
     if not lost:
         print(f"{where} knows every release that the project's logs name: nothing is to be forgotten")
         return

@@ -17,7 +17,7 @@ from params.schema import Publish
 from tasks.evaluation import release_events
 from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import refuse_lost_releases
-from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
+from tasks.hub_client.release_log import MainHistory, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
 from tasks.releases import rollback
 
@@ -36,8 +36,9 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
         events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:
-                lines = _release_lines(repository, last)
-                refuse_lost_releases(Artifacts(path.stem), repository, resolve_hub_endpoint(publish.endpoint))
+                main = MainHistory.read(repository)
+                lines = _release_lines(main, last)
+                refuse_lost_releases(Artifacts(path.stem), main, resolve_hub_endpoint(publish.endpoint))
             except HubRefusedError as error:
                 if must_exist:
                     raise
@@ -47,8 +48,8 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
             print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
 
 
-def _release_lines(repository: HubRepository, last: int) -> list[str]:
-    commits = read_main_commits(repository)
+def _release_lines(main: MainHistory, last: int) -> list[str]:
+    commits = main.describe_commits()
     has_release = any(commit.kind == "release" for commit in commits)
     return [*(release_table_lines(commits[:last]) if commits else []), *([] if has_release else ["no release yet"])]
 

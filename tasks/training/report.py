@@ -27,6 +27,8 @@ class TrainingReport(Report):
     """Versions of Python and of the libraries that decide on the weights."""
     started_from: ReleaseReference | None = None
     """The release that the training started from; None if it started from the recipe's own model."""
+    base_commit: str | None = None
+    """The commit of a base model from a Hub that the training has loaded; None for other bases, and in reports of earlier versions."""
     arms: Mapping[Literal["champion", "base"], float] = {}
     """With `model.start: best`, the best value of `best_metric` that the training reached from each start."""
 

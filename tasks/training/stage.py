@@ -33,7 +33,7 @@ from tasks.training.model_folder import check_same_metrics, complete_model_folde
 from tasks.training.report import TrainingReport
 from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_runs_as_last_started
 from tasks.training.supervisor import supervise_training
-from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
+from tasks.training.versions import find_base_commit, git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import prepare_resume
@@ -173,6 +173,7 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         git_commit=commit,
         versions=training_library_versions(),
         started_from=read_pinned_start(artifacts, job.model.start),
+        base_commit=find_base_commit(job.model),
         arms=values,
     )
     with replace_folder_atomically(artifacts.checkpoint) as target:

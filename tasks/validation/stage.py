@@ -38,6 +38,7 @@ from params.schema import Launch, ObjectiveChoice, Replay, Start
 from params.sections.evaluation import Suite
 from params.sections.rows import PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
 from tasks.drift.measure import write_profile_and_measure_drift
+from tasks.hub_client.lost_releases import refuse_hub_without_releases
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
@@ -51,7 +52,7 @@ from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
-from tasks.validation.start import pin_start, refuse_hub_without_releases
+from tasks.validation.start import pin_start
 from tasks.validation.suites import copy_suites
 from tasks.validation.time_checks import check_times
 from trainer import objectives

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from params import ModelError, TransientError
+from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
@@ -27,7 +27,6 @@ from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository
 from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
-from tasks.stages import list_runs_with_log
 from tasks.validation.start_choice import choose_start
 from trainer.objectives.bases.objective import Objective
 from trainer.start import KNOWN, MODEL, RECORD
@@ -94,23 +93,6 @@ def pin_start(
         write_hashes(learned, columns, folder / artifacts.known_rows.name)
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint: str) -> None:
-    """Stop before any work if the Hub does not know what the project's logs say was published there; evaluate and publish ask again.
-
-    Raises:
-        HubRefusedError: it does not, or refuses access.
-    """
-    if artifacts.start_to_pin.exists() or not list_runs_with_log(artifacts):
-        return
-    from tasks.hub_client.lost_releases import refuse_lost_releases
-
-    try:
-        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-            refuse_lost_releases(artifacts, repository, resolve_hub_endpoint(endpoint))
-    except TransientError as error:  # a stage that needs an answer says so
-        logger.warning("validate: whether the Hub has what the log says was published was not checked: %s", error.what)
 
 
 def _copy_model(found: Path, target: Path, where: str, name: str) -> str:

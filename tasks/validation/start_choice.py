@@ -19,7 +19,7 @@ import pydantic
 from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
 from params.schema import Start
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-from tasks.hub_client.release_log import find_rolled_back_commit
+from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -90,11 +90,10 @@ def _may_be_kept(release: ReleaseReference | None, repository: HubRepository) ->
     if not repository.holds(release.commit):
         logger.warning("validate: the Hub no longer has %s, from which the last training started", release.name)
         return False
-    rolled_back = find_rolled_back_commit(repository, [release.commit])
-    if rolled_back:
-        logger.warning("validate: the last training started from %s", rolled_back.sentence)
-        return False
-    return True
+    rolled_back = MainHistory.read(repository).find_rolled_back([release.weights])
+    for one in rolled_back.values():
+        logger.warning("validate: the last training started from %s", one.sentence)
+    return not rolled_back
 
 
 def _hash_what_decides(rows: Path, start: Start, objective: Objective[Any], repo_id: str, endpoint: str) -> str:

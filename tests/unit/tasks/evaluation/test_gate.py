@@ -56,12 +56,9 @@ def judge(
     slices: Sequence[SliceResult] = (),
     ages: Sequence[SliceResult] = (),
     ages_unknown: str = "",
-    has_champion: bool = True,
-    is_champion: bool = False,
-    rolled_back_reason: str | None = None,
-    start: gate.BestStart | None = None,
-    row_use: HeldOutRowUse | None = None,
+    **state: Any,
 ) -> Judged:
+    """Judge a candidate with a champion, unless `state` of a `JudgedModel` says otherwise."""
     details = EvaluationDetails(
         confidence=0.95,
         resamples=100,
@@ -74,17 +71,9 @@ def judge(
         ages=list(ages),
         ages_unknown=ages_unknown,
     )
-    verdict, reasons = gate.judge_candidate(
-        settings or Gate(),
-        details,
-        metric="accuracy",
-        metrics=METRICS,
-        has_champion=has_champion,
-        is_champion=is_champion,
-        rolled_back_reason=rolled_back_reason,
-        start=start,
-        row_use=row_use,
-    )
+    state = {"has_champion": True} | state
+    candidate = gate.JudgedModel(metric="accuracy", metrics=METRICS, **state)
+    verdict, reasons = gate.judge_candidate(settings or Gate(), candidate, details)
     return Judged(verdict, tuple(reasons))
 
 
@@ -195,7 +184,7 @@ def test_mcnemar_p_value_counts_only_where_the_bar_is_zero(settings: Gate, *, pu
 
 
 def test_champions_own_weights_are_kept_before_any_other_check() -> None:
-    verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, rolled_back_reason="it was bad")
+    verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, rolled_back="it was bad")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
         ("the published model has the same weights: there is nothing to publish",),
@@ -232,10 +221,10 @@ def test_every_failure_is_reported() -> None:
 
 
 def test_rolled_back_model_is_kept_and_a_missed_floor_refuses_it() -> None:
-    verdict = judge(rolled_back_reason="it swore")
+    verdict = judge(rolled_back="it swore")
     assert (verdict.verdict, verdict.reasons) == ("keep", ("a release of the same weights was rolled back: it swore",))
-    assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a rollback to no release"
-    assert judge(Gate(floors={"accuracy": 0.95}), rolled_back_reason="it swore").verdict == "refuse"
+    assert judge(has_champion=False, rolled_back="it swore").verdict == "refuse", "there is no champion to keep"
+    assert judge(Gate(floors={"accuracy": 0.95}), rolled_back="it swore").verdict == "refuse"
 
 
 def test_gate_requires_a_first_release_to_beat_the_untrained_model() -> None:
@@ -372,7 +361,7 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
 @pytest.mark.parametrize("settings", [Gate(), Gate(margin=1.0)], ids=["better", "margin"])
 def test_a_start_that_no_step_has_improved_is_not_published_over_a_champion(settings: Gate, is_champion: bool) -> None:
     start = gate.BestStart("the model before training", is_champion, "macro_f1")
-    verdict, reasons = judge(settings, BETTER, start=start)
+    verdict, reasons = judge(settings, BETTER, best_start=start)
     assert (verdict, len(reasons)) == ("keep", 1)
     assert reasons[0].startswith(
         "no step of the training was better than its start (step 0, by macro_f1 of the validation split): "
@@ -383,7 +372,7 @@ def test_a_start_that_no_step_has_improved_is_not_published_over_a_champion(sett
 def test_a_start_that_no_step_has_improved_is_no_first_release() -> None:
     start = gate.BestStart("the model before training", is_champion=False, best_metric="loss")
     for comparisons in ([START], []):
-        verdict, reasons = judge(None, *comparisons, has_champion=False, start=start)
+        verdict, reasons = judge(None, *comparisons, has_champion=False, best_start=start)
         assert (verdict, reasons) == ("refuse", (start.sentence,))
 
 

@@ -219,7 +219,7 @@ def judge(
         metric=metric or objective.main_metric,
         directions=objective.metrics,
         asks_other_rows=True,
-        learned={"model": [], "untrained": []},
+        learned=dict.fromkeys(("model", "untrained", "other_rows"), []),
     )
     planned: Any = SimpleNamespace(
         name="untrained", sequences=test, reader=SimpleNamespace(objective=objective, tokenizer=own)
@@ -249,15 +249,8 @@ def judge(
         calibration=None,
         other_rows=analysis.compare_with_other_rows(other),
     )
-    verdict, reasons = gate.judge_candidate(
-        Gate(),
-        details,
-        metric=plan.metric,
-        metrics={},
-        has_champion=False,
-        is_champion=False,
-        rolled_back_reason=None,
-    )
+    candidate = gate.JudgedModel(metric=plan.metric, metrics={})
+    verdict, reasons = gate.judge_candidate(Gate(), candidate, details)
     return Tried(verdict, reasons, details)
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from params import RecipeError
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
-from tasks.evaluation.gate import judge_candidate
+from tasks.evaluation.gate import JudgedModel, judge_candidate
 from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.report import EvaluationDetails
@@ -178,8 +178,7 @@ def verdict(found: LabelReport | None, gate: Gate) -> tuple[str, list[str]]:
     details = EvaluationDetails(
         confidence=0.95, resamples=400, directions={}, intervals={}, comparisons=[], slices=[], worst=[], calibration=None, labels=found
     )  # fmt: skip
-    state = {"has_champion": False, "is_champion": False, "rolled_back_reason": None}
-    return judge_candidate(gate, details, metric="micro_f1", metrics={}, **state)
+    return judge_candidate(gate, JudgedModel(metric="micro_f1", metrics={}), details)
 
 
 @pytest.mark.parametrize("metric", ["precision", "recall", "f1"])

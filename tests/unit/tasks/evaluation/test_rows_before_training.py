@@ -19,7 +19,6 @@ from tasks.evaluation.learned_rows import (
     HeldOutRows,
     list_unknown,
     rows_before_training,
-    rows_of_base,
     rows_of_release,
     write_rows_for_release,
 )
@@ -321,4 +320,4 @@ def test_a_release_that_goes_back_to_nothing_has_no_list_of_its_own(project: Pro
     section = Model.model_validate({"config": {"model_type": "llama"}})
     write_rows_for_release(project.own, section, project.held_out.columns, tmp_path / KNOWN_ROWS)
     assert not (tmp_path / KNOWN_ROWS).exists()
-    assert rows_of_base(project.own, section, project.held_out.columns) == []
+    assert rows_before_training(project.own, section, project.held_out.columns) == []

@@ -14,13 +14,13 @@ from huggingface_hub import HfApi
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event
-from tasks.hub_client.lost_releases import find_lost_releases, refuse_lost_releases
+from tasks.hub_client.lost_releases import find_lost_releases, refuse_hub_without_releases, refuse_lost_releases
+from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.release import ReleaseOutcome
 from tasks.releases.forget import forget_lost_releases
 from tasks.releases.rollback import commit_rollback
-from tasks.validation.start import refuse_hub_without_releases
 from tests.support import tiny
 from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
@@ -55,7 +55,10 @@ class Project:
 
     def lost(self, api: HfApi | None = None) -> list[str]:
         repository = HubRepository(api or self.api, REPO)
-        return [one.name for one in find_lost_releases(self.artifacts, repository, repository.api.endpoint)]
+        return [
+            one.name
+            for one in find_lost_releases(self.artifacts, MainHistory.read(repository), repository.api.endpoint)
+        ]
 
     def lost_on_copy(self, folder: Path) -> list[str]:
         """On another Hub, with another address."""
@@ -147,17 +150,17 @@ def test_an_earlier_release_does_not_go_on_although_its_line_follows(project: Pr
 def test_another_repository_is_another_log(project: Project, tmp_path: Path) -> None:
     with LocalHub(tmp_path / "empty", tokens={TOKEN: USER}) as other:
         moved = HubRepository(HfApi(endpoint=other.endpoint, token=TOKEN), f"{USER}/elsewhere")
-        assert find_lost_releases(project.artifacts, moved, other.endpoint) == []
+        assert find_lost_releases(project.artifacts, MainHistory.read(moved), other.endpoint) == []
 
 
 def test_to_publish_the_last_release_again_brings_it_back(project: Project, tmp_path: Path) -> None:
     project.log("published", "1" * 40, "release-2", weights="same")
     with LocalHub(tmp_path / "empty", tokens={TOKEN: USER}) as other:
-        repository = HubRepository(HfApi(endpoint=other.endpoint, token=TOKEN), REPO)
-        refuse_lost_releases(project.artifacts, repository, other.endpoint, weights={"same"})
+        main = MainHistory.read(HubRepository(HfApi(endpoint=other.endpoint, token=TOKEN), REPO))
+        refuse_lost_releases(project.artifacts, main, other.endpoint, weights={"same"})
         for weights in ((), {"another"}):
             with pytest.raises(HubRefusedError, match="does not have the release release-2, which ") as error:
-                refuse_lost_releases(project.artifacts, repository, other.endpoint, weights=weights)
+                refuse_lost_releases(project.artifacts, main, other.endpoint, weights=weights)
         assert f"use the Hub at {project.hub.endpoint} (HF_ENDPOINT, publish.endpoint)" in error.value.fix
         assert "`evergreen forget x --why ...`" in error.value.fix
 
@@ -165,7 +168,7 @@ def test_to_publish_the_last_release_again_brings_it_back(project: Project, tmp_
 def test_a_hub_that_does_not_answer_is_not_taken_for_empty(project: Project) -> None:
     away = HubRepository(HfApi(endpoint="http://127.0.0.1:9", token=TOKEN), REPO, timeout_s=0.1)
     with pytest.raises(TransientError):
-        find_lost_releases(project.artifacts, away, "http://127.0.0.1:9")
+        find_lost_releases(project.artifacts, MainHistory.read(away), "http://127.0.0.1:9")
 
 
 def test_forgetting_holds_for_one_hub_and_until_its_next_release(
@@ -213,7 +216,7 @@ def test_what_another_recipe_has_published_there_counts(
         recipe.write_text(json.dumps(tiny.recipe() | {"publish": {"repo_id": REPO, "endpoint": other.endpoint}}))
         forget_lost_releases(recipe, by="ann", why="the disk died")
         assert f"commit {Artifacts('x').release_events}: then" in capsys.readouterr().out
-        assert find_lost_releases(project.artifacts, repository, other.endpoint) == []
+        assert find_lost_releases(project.artifacts, MainHistory.read(repository), other.endpoint) == []
     assert project.lost_on_copy(tmp_path / "third") == ["the release release-1"]
 
 

@@ -15,8 +15,7 @@ from tasks.evaluation.release_events import ReleaseEvent, append_release_event, 
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import (
     MainCommit,
-    find_rollback_reason,
-    find_rolled_back_commit,
+    MainHistory,
     read_main_commits,
     release_table_lines,
 )
@@ -275,11 +274,11 @@ def test_rollback_counts_only_from_who_may_write_main(
     api.merge_pull_request(REPO, number)
     assert blobs(api, "main") == blobs(api, "v1")
     assert read_main_commits(HubRepository(api, REPO))[0].kind == "other"
-    assert find_rollback_reason(HubRepository(api, REPO), [weights]) is None
+    assert MainHistory.read(HubRepository(api, REPO)).find_rollback_reason([weights]) is None
     monkeypatch.undo()
     roll_back_to(api, "v2")
     roll_back_to(api, "v1", by="ann")
-    assert find_rollback_reason(HubRepository(api, REPO), [weights]) == "by ann: wrong answers"
+    assert MainHistory.read(HubRepository(api, REPO)).find_rollback_reason([weights]) == "by ann: wrong answers"
 
 
 def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
@@ -421,17 +420,13 @@ def test_what_rollbacks_have_left_behind(api: HfApi, tmp_path: Path, history: st
         again = step in commits
         found = release(api, tmp_path / str(number), int(step)) if not again else roll_back_by_hand(api, step)
         commits.setdefault(step, found.commit or "")
-    repository = HubRepository(api, REPO)
-    found_left = [step for step, commit in commits.items() if find_rolled_back_commit(repository, [commit])]
-    assert found_left == left.split()
-    newest_first = [commits[step] for step in sorted(commits, reverse=True)]
-    first = find_rolled_back_commit(repository, newest_first)
-    if left:
-        assert first is not None
-        assert first.commit == commits[left.rsplit(maxsplit=1)[-1]]
-        assert first.sentence == f"v{left.rsplit(maxsplit=1)[-1]}, which was rolled back by ann: wrong answers"
-    else:
-        assert first is None
+    main = MainHistory.read(HubRepository(api, REPO))
+    weights = {main.weights(commit): step for step, commit in commits.items()}
+    found = {weights[digest]: one for digest, one in main.find_rolled_back(weights).items()}
+    assert sorted(found) == left.split()
+    for step, one in found.items():
+        assert one.commit == commits[step]
+        assert one.sentence == f"v{step}, which was rolled back by ann: wrong answers"
 
 
 def roll_back_by_hand(api: HfApi, number: str) -> ReleaseOutcome:
@@ -440,7 +435,9 @@ def roll_back_by_hand(api: HfApi, number: str) -> ReleaseOutcome:
     return ReleaseOutcome("published", api.create_commit(REPO, copy, commit_message="again").oid)
 
 
-def test_a_commit_that_main_does_not_know_is_not_rolled_back(api: HfApi, tmp_path: Path) -> None:
-    release(api, tmp_path, 1)
-    assert find_rolled_back_commit(HubRepository(api, REPO), ["f" * 40]) is None
-    assert find_rolled_back_commit(HubRepository(api, REPO), []) is None
+def test_weights_that_main_never_had_are_not_rolled_back(api: HfApi, tmp_path: Path) -> None:
+    release(api, tmp_path / "1", 1)
+    release(api, tmp_path / "2", 2)
+    roll_back_to(api, "v1")
+    main = MainHistory.read(HubRepository(api, REPO))
+    assert main.find_rolled_back(["f" * 64]) == main.find_rolled_back([]) == {}
