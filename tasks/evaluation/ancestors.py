@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,4 +152,5 @@ def _list_hub_model(name: str, revision: str | None) -> list[Ancestor]:
             return [Ancestor(name, unknown=why)]
         if file == PROVENANCE and not found[file]:
             return []
-    return [_release_in_folder(Path(str(found[PROVENANCE])).parent, name, constants.ENDPOINT, name)]
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    return [_release_in_folder(Path(str(found[PROVENANCE])).parent, name, endpoint, name)]

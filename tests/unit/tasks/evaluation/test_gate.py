@@ -227,6 +227,12 @@ def test_rolled_back_model_is_kept_and_a_missed_floor_refuses_it() -> None:
     assert judge(Gate(floors={"accuracy": 0.95}), rolled_back="it swore").verdict == "refuse"
 
 
+def test_a_model_that_goes_back_to_a_rolled_back_one_stays_and_is_no_first_release() -> None:
+    told = "the base model, base, is v2, which was rolled back by Ada: leaked rows"
+    assert judge(distrusted_ancestor=told) == ("keep", (told,))
+    assert judge(None, START, distrusted_ancestor=told, has_champion=False) == ("refuse", (told,))
+
+
 def test_gate_requires_a_first_release_to_beat_the_untrained_model() -> None:
     verdict = judge(None, START, has_champion=False)
     assert verdict.verdict == "publish"

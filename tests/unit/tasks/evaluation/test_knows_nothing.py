@@ -219,7 +219,7 @@ def judge(
         metric=metric or objective.main_metric,
         directions=objective.metrics,
         asks_other_rows=True,
-        learned=dict.fromkeys(("model", "untrained", "other_rows"), []),
+        learned={"model": [], "untrained": [], "other_rows": []},
     )
     planned: Any = SimpleNamespace(
         name="untrained", sequences=test, reader=SimpleNamespace(objective=objective, tokenizer=own)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from huggingface_hub import HfApi
 
 from params.foundation.artifacts import Artifacts
 from tasks.digests import PROVENANCE, weight_file_hashes
-from tasks.evaluation.ancestors import list_released_ancestors
+from tasks.evaluation.ancestors import find_base, list_released_ancestors
+from tasks.evaluation.champion import fetch_champion
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event
 from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository, PublishedModel
+from tasks.hub_server.server import LocalHub
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny
+from tests.support.faulty_hub import quick_client
 from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
 from trainer.start import RECORD, ReleaseReference
 
@@ -27,32 +31,45 @@ pytestmark = pytest.mark.usefixtures("no_hub_settings")
 OTHER_REPO = "alice/base"
 
 
-class Project:
-    """The recipe `own`, which publishes to REPO, and releases `good` and `bad` of some repository, of which people distrust the last."""
+class PublishedPair:
+    """A repository with two releases, `good` and `bad`; people have rolled back from the last."""
 
     def __init__(self, api: HfApi, root: Path, repo_id: str) -> None:
-        self.api, self.root, self.repo_id = api, root, repo_id
+        self.api, self.repo_id = api, repo_id
+        self.models: dict[str, tuple[PublishedModel, Path]] = {}
+        for name in ("good", "bad"):
+            files = write_model(root / repo_id / name)
+            (files / "model.safetensors").write_bytes(random.Random(f"{repo_id} {name}").randbytes(5000))
+            publish(api, plan(files, repo_id=repo_id, tag=name, made_from={}))
+            head = self.main().head()
+            assert head is not None
+            self.models[name] = head, files
+        commit_rollback(patient(api, repo_id=repo_id), "good", by="Ada", why="leaked rows")
+
+    def main(self) -> MainHistory:
+        return MainHistory.read(HubRepository(self.api, self.repo_id))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PublishedPair]]:
+    """By repository; the first is that of the recipe."""
+    root = tmp_path_factory.mktemp("pairs")
+    with quick_client(), LocalHub(root / "hub", tokens={TOKEN: "alice"}) as hub:
+        api = HfApi(endpoint=hub.endpoint, token=TOKEN)
+        yield {repo_id: PublishedPair(api, root, repo_id) for repo_id in (REPO, OTHER_REPO)}
+
+
+class Project:
+    """The recipe `own`, which publishes to REPO, and a release from which it may go back."""
+
+    def __init__(self, pairs: dict[str, PublishedPair], root: Path, repo_id: str, release: str) -> None:
+        self.main, self.root, self.repo_id = pairs[REPO].main(), root, repo_id
+        self.endpoint = pairs[REPO].api.endpoint
+        self.model, self.files = pairs[repo_id].models[release]
         self.own = self.run("own")
-        publish(api, plan(write_model(root / "good"), repo_id=repo_id, tag="good", made_from={}))
-        self.bad_files = write_model(root / "bad")
-        self.fill(self.bad_files)
-        publish(api, plan(self.bad_files, repo_id=repo_id, tag="bad", made_from={}))
-        self.bad = self.main(repo_id).head()
-        assert self.bad is not None
-
-    @staticmethod
-    def fill(model: Path) -> None:
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "model.safetensors").write_bytes(random.Random(1).randbytes(5000))
-
-    def main(self, repo_id: str = REPO) -> MainHistory:
-        return MainHistory.read(HubRepository(self.api, repo_id))
-
-    def roll_back(self) -> None:
-        commit_rollback(patient(self.api, repo_id=self.repo_id), "good", by="Ada", why="leaked rows")
 
     def why(self) -> str | None:
-        return why_ancestor_is_distrusted(self.own, self.main(), self.api.endpoint)
+        return why_ancestor_is_distrusted(self.own, self.main, self.endpoint)
 
     def run(self, name: str, pretrained: str | None = None) -> Artifacts:
         """A recipe with or without a base."""
@@ -80,27 +97,28 @@ class Project:
         (folder / PROVENANCE).write_text(json.dumps({"objective": {"name": "causal_lm"}, **record}))
         return folder
 
-    def record_of_bad(self, folder: Path) -> Path:
-        return self.record(folder, repo_id=self.repo_id, weights=weight_file_hashes(self.bad_files))
+    def record_of_release(self, folder: Path) -> Path:
+        return self.record(folder, repo_id=self.repo_id, weights=weight_file_hashes(self.files))
 
     def record_of_child(self, folder: Path) -> Path:
         return self.record(folder, repo_id="alice/child", weights={"model.safetensors": "c" * 64}, **self.goes_back())
 
     def goes_back(self) -> dict[str, object]:
-        return {"goes_back_to": [{"repo_id": self.repo_id, "weights": self.bad.weights if self.bad else ""}]}
+        return {"goes_back_to": [{"repo_id": self.repo_id, "weights": self.model.weights}]}
 
-    def publish_run(self, name: str) -> str:
-        """A recipe whose model is the bad release, by its log."""
+    def publish_run(self, name: str, endpoint: str = "") -> str:
+        """A recipe whose model is the release, by its log."""
         run = self.run(name)
-        self.fill(run.model)
-        place = {"repo_id": self.repo_id, "endpoint": self.api.endpoint, "commit": "a" * 40, "tag": "bad"}
-        weights = self.bad.weights if self.bad else None
-        append_release_event(run, ReleaseEvent(event="published", reasons=(), weights=weights, **place))
-        return f"{run.run.relative_to(self.root)}/model"
+        run.model.mkdir(parents=True)
+        shutil.copy(self.files / "model.safetensors", run.model)
+        place = {"repo_id": self.repo_id, "endpoint": endpoint or self.endpoint}
+        ids = {"commit": self.model.commit, "tag": self.model.tag, "weights": self.model.weights}
+        append_release_event(run, ReleaseEvent(event="published", reasons=(), **place, **ids))
+        return f"runs/{name}/model"
 
 
 def start(project: Project) -> None:
-    project.start_from(project.own, project.bad)
+    project.start_from(project.own, project.model)
 
 
 def start_of_start(project: Project) -> None:
@@ -108,8 +126,7 @@ def start_of_start(project: Project) -> None:
 
 
 def start_of_start_of_an_earlier_version(project: Project) -> None:
-    assert project.bad
-    earlier = ReleaseReference(endpoint="local", repo_id=project.repo_id, **vars(project.bad))
+    earlier = ReleaseReference(endpoint="local", repo_id=project.repo_id, **vars(project.model))
     project.start_from(project.own, None, start=earlier.model_dump())
 
 
@@ -118,23 +135,23 @@ def base_run(project: Project) -> None:
 
 
 def base_folder(project: Project) -> None:
-    project.run("own", project.record_of_bad(project.root / "base").name)
+    project.run("own", project.record_of_release(project.root / "base").name)
 
 
 def base_on_hub(project: Project) -> None:
-    project.record_of_bad(project.root / "cache")
+    project.record_of_release(project.root / "cache")
     project.run("own", project.repo_id)
 
 
 def start_of_base_run(project: Project) -> None:
-    project.start_from(project.run("other"), project.bad)
-    Artifacts("other", project.root).model.mkdir()
+    project.start_from(project.run("other"), project.model)
+    Artifacts("other", project.root).model.mkdir(parents=True)
     project.run("own", "runs/other/model")
 
 
 def base_of_base_run(project: Project) -> None:
     other = project.run("other", project.publish_run("first"))
-    other.model.mkdir()
+    other.model.mkdir(parents=True)
     project.run("own", "runs/other/model")
 
 
@@ -167,42 +184,55 @@ WAYS: list[tuple[Callable[[Project], None], str]] = [
 @pytest.mark.parametrize("repo_id", [REPO, OTHER_REPO])
 @pytest.mark.parametrize(("way", "told"), WAYS)
 def test_a_rollback_is_found_by_every_way(
-    api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_id: str, way: Callable[[Project], None], told: str
+    pairs: dict[str, PublishedPair],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    repo_id: str,
+    way: Callable[[Project], None],
+    told: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("HF_ENDPOINT", api.endpoint)
+    monkeypatch.setenv("HF_ENDPOINT", pairs[REPO].api.endpoint)
+    for release in ("good", "bad"):
+        root = tmp_path / release
 
-    def cached_file(_: str, file: str, **__: object) -> str | None:
-        path = tmp_path / "cache" / file
-        return str(path) if path.exists() else None
+        def cached_file(_: str, file: str, *, folder: Path = root / "cache", **__: object) -> str | None:
+            return str(folder / file) if (folder / file).exists() else None
 
-    monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", api.endpoint)
-    project = Project(api, Path(), repo_id)
-    assert project.why() is None
-    way(project)
-    assert project.why() is None
-    recorded = list_released_ancestors(project.own)
-    assert project.bad is not None
-    assert project.bad.weights in {one.weights for one in recorded}, "the release of this model will say it"
-    project.roll_back()
-    reason = project.why()
-    assert reason is not None
-    assert f"{told} was rolled back by Ada: leaked rows; " in reason
+        monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
+        root.mkdir()
+        monkeypatch.chdir(root)
+        project = Project(pairs, Path(), repo_id, release)
+        assert project.why() is None
+        way(project)
+        recorded = {one.weights for one in list_released_ancestors(project.own)}
+        assert project.model.weights in recorded, "a release of the own model will say it"
+        reason = project.why()
+        if release == "good":
+            assert reason is None
+        else:
+            assert reason is not None
+            assert f"{told} was rolled back by Ada: leaked rows; " in reason
+
+
+def test_a_first_release_is_asked_for_its_base_too(
+    pairs: dict[str, PublishedPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    project = Project(pairs, Path(), OTHER_REPO, "bad")
+    base_folder(project)
+    found = fetch_champion(project.own, repo_id="alice/new", endpoint=project.endpoint, weights=["w" * 64])
+    assert found.champion is None
+    assert str(found.distrusted_ancestor).startswith("the base model, base, is bad, which was rolled back by Ada")
+    assert find_base(project.own) == "base"
 
 
 def test_a_hub_of_a_base_that_does_not_answer_stops_nothing_and_is_said(
-    api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pairs: dict[str, PublishedPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tasks.evaluation.rolled_back_ancestors._PATIENCE_S", 0.1)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    project = Project(api, tmp_path, OTHER_REPO)
-    away = {"repo_id": OTHER_REPO, "endpoint": "http://127.0.0.1:9", "commit": "a" * 40, "tag": "bad"}
-    base_run(project)
-    other = Artifacts("other", tmp_path)
-    other.release_events.unlink()
-    weights = project.bad.weights if project.bad else None
-    append_release_event(other, ReleaseEvent(event="published", reasons=(), weights=weights, **away))
+    project = Project(pairs, tmp_path, OTHER_REPO, "bad")
+    project.run("own", project.publish_run("other", "http://127.0.0.1:9"))
     assert project.why() is None
     assert "it is not known whether alice/base, which the model goes back to, was rolled back" in caplog.text

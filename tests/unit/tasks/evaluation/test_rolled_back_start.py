@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import StaleBlessingError
-from tasks.digests import ReleaseRecord
-from tasks.evaluation import rolled_back_start
+from tasks.digests import ReleaseRecord, weights_digest
 from tasks.hub_client.connection import fetch_model_once, open_repository
 from tasks.hub_client.receipt import Receipt
+from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import pull_request_description
@@ -124,8 +124,10 @@ def test_the_child_of_a_rolled_back_model_stays_and_the_next_night_recovers(nigh
     assert nights.judge()[0] == "publish"
     third = nights.publish()
     assert third.status == "published"
-    assert starts_of(nights, third) == [pinned_commit(nights)]
-    assert second.commit != pinned_commit(nights)
+    pinned = read_pinned_start(nights.artifacts, "champion")
+    assert pinned is not None
+    assert second.commit != pinned.commit
+    assert ancestors_of(nights, third) == [pinned.weights]
 
 
 def test_the_grandchild_of_a_rolled_back_model_stays(nights: Nights) -> None:
@@ -134,11 +136,11 @@ def test_the_grandchild_of_a_rolled_back_model_stays(nights: Nights) -> None:
     nights.train()
     nights.roll_back(first)
     with pytest.MonkeyPatch.context() as earlier_version:
-        earlier_version.setattr(rolled_back_start, "find_rolled_back_commit", lambda *_: None)
+        earlier_version.setattr(MainHistory, "find_rolled_back", lambda *_: {})
         assert nights.judge()[0] == "publish"
         child = nights.publish()
     nights.train()
-    assert starts_of(nights, child) == [second.commit, first.commit]
+    assert ancestors_of(nights, child) == [weights_of(nights, second), weights_of(nights, first)]
     verdict, (reason,) = nights.judge()
     assert verdict == "keep"
     told = f"the training started from tests/tiny@{child.tag}, which goes back to {second.tag}, which was rolled back by Ada: leaked rows"
@@ -146,10 +148,18 @@ def test_the_grandchild_of_a_rolled_back_model_stays(nights: Nights) -> None:
     assert nights.outdated() is None, "validate would pin the same release again"
 
 
-def starts_of(nights: Nights, receipt: Receipt) -> list[str]:
-    """What a release says of the releases that it goes back to."""
+def record_of(nights: Nights, receipt: Receipt) -> ReleaseRecord:
     assert receipt.commit
     with open_repository(nights.artifacts, repo_id=nights.recipe.publish.repo_id, endpoint="local") as repository:
         record = ReleaseRecord.of(fetch_model_once(nights.artifacts, repository, receipt.commit))
     assert record is not None
-    return list(record.starts)
+    return record
+
+
+def ancestors_of(nights: Nights, receipt: Receipt) -> list[str]:
+    """What a release says of the releases that it goes back to."""
+    return [one.weights for one in record_of(nights, receipt).ancestors]
+
+
+def weights_of(nights: Nights, receipt: Receipt) -> str | None:
+    return weights_digest(record_of(nights, receipt).weights)
