@@ -8,7 +8,8 @@ profile of their rows (tasks.drift.profile).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.drift.profile import DataProfile, limit_memory
-from tasks.drift.rows import WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 
@@ -30,6 +31,37 @@ _LEFT_OUT: Final = np.uint64(24)
 _COLUMN: Final = "hash"
 _CONTENT: Final = b"evergreen.content"
 """Key of the file's metadata: the columns whose values tell two rows apart."""
+_FORMS: Final = b"evergreen.forms"
+"""Key of the file's metadata: the forms of the hashes (`tasks.drift.rows`). A file of an earlier version lacks it, and may have both."""
+
+
+@dataclass(frozen=True)
+class KnownHashes:
+    """The rows that a model has learned from, by parts of the hashes of their content (`shorten_hashes`)."""
+
+    hashes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(K,)."""
+    is_written: bool = False
+    """Whether some of them are of values as they are written, as releases of earlier versions have them."""
+
+    @classmethod
+    def of(cls, rows: SplitRows, columns: ComparedColumns) -> KnownHashes:
+        """Return all rows of a folder."""
+        return cls(shorten_hashes(hash_rows(rows, columns)[1]))
+
+    @classmethod
+    def join(cls, parts: Iterable[KnownHashes]) -> KnownHashes:
+        """Return the rows that are in any of the parts."""
+        found = [cls(), *parts]
+        return cls(np.concatenate([one.hashes for one in found]), any(one.is_written for one in found))
+
+    def has(self, *forms: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which of N rows are among them, (N,), by their hashes in each form of `forms_of`, (N,) each."""
+        return np.any([np.isin(shorten_hashes(hashes), self.hashes) for hashes in forms], axis=0)
+
+    def forms_of(self, columns: ComparedColumns) -> list[ComparedColumns]:
+        """Return the columns in the forms in which rows are to be hashed."""
+        return [columns, *([columns.in_form(WRITTEN_FORM)] if self.is_written else [])]
 
 
 def hash_shards(
@@ -53,40 +85,37 @@ def shorten_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     return (hashes >> _LEFT_OUT).astype(np.int64)
 
 
-def write_hashes(hashes: NDArray[np.int64], columns: ComparedColumns, path: Path) -> None:
+def write_hashes(known: KnownHashes, columns: ComparedColumns, path: Path) -> None:
     """Write parts of hashes; equal rows give equal bytes."""
-    schema = pa.schema([(_COLUMN, pa.int64())], metadata={_CONTENT: json.dumps(columns.content).encode()})
-    table = pa.table([np.unique(hashes)], schema=schema)
+    forms = [READ_FORM, *([WRITTEN_FORM] if known.is_written else [])]
+    metadata = {_CONTENT: json.dumps(columns.content).encode(), _FORMS: json.dumps(forms).encode()}
+    table = pa.table([np.unique(known.hashes)], schema=pa.schema([(_COLUMN, pa.int64())], metadata=metadata))
     encoding = {_COLUMN: "DELTA_BINARY_PACKED"}
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
 
 def find_known_rows(
-    rows: SplitRows, columns: ComparedColumns, known: NDArray[np.int64]
+    rows: SplitRows, columns: ComparedColumns, known: KnownHashes
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the row_ids of all rows, (N,), and which of them are among the `known` parts of hashes, (N,).
-
-    A release of an earlier version has hashes of values as they are written, and one that started from it has both forms.
-    """
-    row_ids, hashes = hash_rows(rows, columns)
-    _, written = hash_rows(rows, columns.in_form(WRITTEN_FORM))
-    return row_ids, np.isin(shorten_hashes(hashes), known) | np.isin(shorten_hashes(written), known)
+    """Return the row_ids of all rows, (N,), and which of them are among the `known` ones, (N,)."""
+    found = [hash_rows(rows, form) for form in known.forms_of(columns)]
+    return found[0][0], known.has(*(hashes for _, hashes in found))
 
 
 def find_known_rows_of_shards(
-    rows: SplitRows, columns: ComparedColumns, known: NDArray[np.int64], workers: ShardWorkers
+    rows: SplitRows, columns: ComparedColumns, known: KnownHashes, workers: ShardWorkers
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the same of many rows; their hashes are kept for the next run."""
     ids, is_known = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
-    forms = (hash_shards(rows, own, workers) for own in (columns, columns.in_form(WRITTEN_FORM)))
-    for (row_ids, read), (_, written) in zip(*forms, strict=True):
-        ids.append(row_ids)
-        is_known.append(np.isin(shorten_hashes(read), known) | np.isin(shorten_hashes(written), known))
+    forms = (hash_shards(rows, form, workers) for form in known.forms_of(columns))
+    for found in zip(*forms, strict=True):
+        ids.append(found[0][0])
+        is_known.append(known.has(*(hashes for _, hashes in found)))
     return np.concatenate(ids), np.concatenate(is_known)
 
 
-def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> NDArray[np.int64]:
-    """Return parts of the hashes of rows that a release has learned from, whose files are in a folder, (K,), for `find_known_rows`.
+def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> KnownHashes:
+    """Return the rows that a release has learned from, whose files are in a folder, for `find_known_rows`.
 
     Raises:
         ValueError: it names none or, with `needs_all`, not all of them; the message says why.
@@ -97,6 +126,7 @@ def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> 
             with limit_memory(_MAX_MEMORY):
                 table = pq.read_table(file, columns=[_COLUMN])
                 content, found = json.loads(table.schema.metadata[_CONTENT]), table[_COLUMN].to_numpy()
+                is_written = WRITTEN_FORM in json.loads(table.schema.metadata.get(_FORMS, b"[1]"))
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
             raise ValueError(f"its list of rows is damaged: {type(error).__name__}") from error
     elif not profile.exists():
@@ -105,7 +135,7 @@ def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> 
         known = DataProfile.load(profile.read_bytes())
         if needs_all and not known.is_whole:
             raise ValueError(f"its profile has only {len(known.known):,} of its {known.rows:,} rows")
-        content, found = known.content, shorten_hashes(known.known)
+        content, found, is_written = known.content, shorten_hashes(known.known), known.form == WRITTEN_FORM
     if content != columns.content:
         raise ValueError(f"it learned from other columns: {', '.join(map(str, content))}")
-    return np.asarray(found)
+    return KnownHashes(np.asarray(found), is_written)

@@ -32,8 +32,8 @@ from tasks.digests import (
     weight_file_hashes,
     weights_digest,
 )
-from tasks.drift.known import find_known_rows, read_hashes, shorten_hashes, write_hashes
-from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.drift.known import KnownHashes, find_known_rows, read_hashes, write_hashes
+from tasks.drift.rows import ComparedColumns
 from tasks.evaluation.ancestors import Ancestor, list_ancestors
 from tasks.evaluation.report import Blessing
 from tasks.shards.split_rows import SplitRows
@@ -41,15 +41,14 @@ from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
 
 logger = logging.getLogger(__name__)
-_NO_ROWS = np.zeros(0, np.int64)
+_NO_ROWS, _NO_IDS = KnownHashes(), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class LearnedRows:
     """The rows that a model, a release or the training of a recipe, has learned from, as far as that is known."""
 
-    hashes: NDArray[np.int64]
-    """Parts of the hashes of their content (`tasks.drift.known.shorten_hashes`)."""
+    hashes: KnownHashes
     until: str = ""
     """The time of the newest one; empty if rows had no times."""
     is_split_by_time: bool = False
@@ -70,8 +69,8 @@ class HeldOutRows:
     def learned_by(self, models: Sequence[LearnedRows]) -> NDArray[np.int64]:
         """Return the row_ids of the rows that one of these models has learned from, ascending."""
         if not models:
-            return _NO_ROWS
-        known = np.concatenate([one.hashes for one in models])
+            return _NO_IDS
+        known = KnownHashes.join(one.hashes for one in models)
         row_ids, is_known = find_known_rows(self.rows, self.columns, known)
         return np.unique(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
 
@@ -93,10 +92,10 @@ class HeldOutRows:
         times, until = self.rows.times, time_of_value(model.until)
         # by hash, a row that is older than others may have been held out all the time
         if until == NO_TIME or not times or not (model.is_split_by_time or times["split"] == "time"):
-            return _NO_ROWS
+            return _NO_IDS
         batches = self.rows.batches([ROW_ID, times["column"]])
         found = [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
-        return np.concatenate([_NO_ROWS, *found])
+        return np.concatenate([_NO_IDS, *found])
 
 
 def rows_of_release(folder: Path, name: str, columns: ComparedColumns) -> LearnedRows:
@@ -120,7 +119,7 @@ def _names_some(folder: Path) -> bool:
     return (folder / PROFILE).exists() and not (folder / KNOWN_ROWS).exists()
 
 
-def _read_some(folder: Path, columns: ComparedColumns) -> NDArray[np.int64]:
+def _read_some(folder: Path, columns: ComparedColumns) -> KnownHashes:
     try:
         return read_hashes(folder, columns, needs_all=False)
     except ValueError:
@@ -137,7 +136,7 @@ def _rows_of_run(artifacts: Artifacts, columns: ComparedColumns) -> LearnedRows:
     if lacking := sorted({*columns.content} - {*rows.schema.names}):
         unknown.append(f"{name}: it learned from rows without the column {lacking[0]}")
     else:
-        hashes = shorten_hashes(hash_rows(rows, columns)[1])
+        hashes = KnownHashes.of(rows, columns)
     if _has_other_rows_now(artifacts):
         unknown.append(f"{name}: its rows have changed since it was judged; run {artifacts.recipe}, and train again")
     return LearnedRows(hashes, _learned_until(artifacts), rows.times.get("split") == "time", tuple(unknown))
@@ -186,9 +185,9 @@ def list_unknown(models: Iterable[LearnedRows]) -> tuple[str, ...]:
 
 def write_rows_for_release(artifacts: Artifacts, model: Model, columns: ComparedColumns, path: Path) -> None:
     """Write the hashes of all rows that the model of a run has learned from, if it goes back to another model or may do so."""
-    before = [one.hashes for one in rows_before_training(artifacts, model, columns)]
-    is_named, has_learned = artifacts.known_rows.exists(), any(len(hashes) for hashes in before)
-    if is_named or has_learned:
-        own = shorten_hashes(hash_rows(SplitRows(artifacts.rows / "train"), columns)[1])
+    before = KnownHashes.join(one.hashes for one in rows_before_training(artifacts, model, columns))
+    is_named = artifacts.known_rows.exists()
+    if is_named or len(before.hashes):
+        own = KnownHashes.of(SplitRows(artifacts.rows / "train"), columns)
         named = [read_hashes(artifacts.validated, columns, needs_all=True)] if is_named else []
-        write_hashes(np.concatenate([own, *named, *before]), columns, path)
+        write_hashes(KnownHashes.join([own, *named, before]), columns, path)

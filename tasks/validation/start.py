@@ -21,7 +21,14 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import find_known_rows_of_shards, hash_shards, read_hashes, shorten_hashes, write_hashes
+from tasks.drift.known import (
+    KnownHashes,
+    find_known_rows_of_shards,
+    hash_shards,
+    read_hashes,
+    shorten_hashes,
+    write_hashes,
+)
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
@@ -65,7 +72,7 @@ def pin_start(
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, ())
         own = np.concatenate([hashes for _, hashes in hash_shards(rows, columns, workers)])
-        learned = known = shorten_hashes(own)
+        learned = known = KnownHashes(shorten_hashes(own))
         if pinned is None:
             if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
                 require_token_for_hub(hub)  # without one, a private repository is as if it were not there
@@ -79,7 +86,7 @@ def pin_start(
             pinned = pinned.model_copy(update={"learned_until": until})
             try:
                 known = read_hashes(found, columns, needs_all=replay is not None)
-                learned = np.concatenate([learned, known])
+                learned = KnownHashes.join([learned, known])
             except ValueError as error:
                 what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"
                 if replay:

@@ -13,7 +13,7 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, TIMES
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
-from tasks.drift.known import shorten_hashes, write_hashes
+from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import ComparedColumns, hash_rows
@@ -114,7 +114,7 @@ def let_start_have_learned(artifacts, recipe, rows):
     held_out = SplitRows(artifacts.rows / "test")
     columns = ComparedColumns.of(held_out, objectives.build_objective(recipe.objective), ())
     hashes = shorten_hashes(hash_rows(held_out, columns)[1])
-    write_hashes(hashes[rows], columns, artifacts.start_record / KNOWN_ROWS)
+    write_hashes(KnownHashes(hashes[rows]), columns, artifacts.start_record / KNOWN_ROWS)
     trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
     save_report(trained, artifacts.report("train"))
 

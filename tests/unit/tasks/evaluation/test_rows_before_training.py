@@ -13,8 +13,8 @@ import pytest
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Model, ObjectiveChoice
 from tasks.digests import PROVENANCE, validated_rows_digest, weight_file_hashes, weights_digest
-from tasks.drift.known import shorten_hashes, write_hashes
-from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.drift.known import KnownHashes, write_hashes
+from tasks.drift.rows import ComparedColumns
 from tasks.evaluation.learned_rows import (
     HeldOutRows,
     list_unknown,
@@ -63,8 +63,8 @@ class Project:
         (folder / PROVENANCE).write_text(json.dumps({"objective": {"name": "causal_lm"}, **record}))
         if texts is not None:
             tiny.write_splits(folder / "rows", {"train": {"text": list(texts)}})
-            hashes = hash_rows(SplitRows(folder / "rows/train"), self.columns(folder / "rows/train"))[1]
-            write_hashes(shorten_hashes(hashes), self.columns(folder / "rows/train"), folder / KNOWN_ROWS)
+            columns = self.columns(folder / "rows/train")
+            write_hashes(KnownHashes.of(SplitRows(folder / "rows/train"), columns), columns, folder / KNOWN_ROWS)
             shutil.rmtree(folder / "rows")
         return folder
 
@@ -305,8 +305,7 @@ def test_a_chain_of_releases_names_all_rows(project: Project, tmp_path: Path) ->
             (own.start / RECORD).write_text(START.model_dump_json())
             own.history.mkdir()
             own.report("train").write_text(json.dumps({"started_from": START.model_dump(), "best_step": 1}))
-        hashes = shorten_hashes(hash_rows(SplitRows(own.rows / "train"), columns)[1])
-        write_hashes(hashes, columns, own.known_rows)
+        write_hashes(KnownHashes.of(SplitRows(own.rows / "train"), columns), columns, own.known_rows)
         section = Model.model_validate({"config": {"model_type": "llama"}})
         if number == 2:
             project.run("other", [HELD_OUT[5]])

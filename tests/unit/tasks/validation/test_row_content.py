@@ -15,7 +15,7 @@ import pytest
 from params.foundation.artifacts import PROFILE
 from params.schema import ObjectiveChoice
 from params.sections.rows import Drift
-from tasks.drift.known import find_known_rows, shorten_hashes
+from tasks.drift.known import KnownHashes, find_known_rows, shorten_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
@@ -207,7 +207,7 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     _, hashes = hash_rows(train, compared)
     _, held_out = hash_rows(test, compared)
     assert np.flatnonzero(hashes == held_out[0]).tolist() == [*range(1 + len(case.equal))]
-    _, is_known = find_known_rows(train, compared, shorten_hashes(held_out))
+    _, is_known = find_known_rows(train, compared, KnownHashes(shorten_hashes(held_out)))
     assert np.flatnonzero(is_known).tolist() == [*range(1 + len(case.equal))], "ages, starts"
     assert len(scanned(train, compared).smallest.hashes) == 1 + len({*hashes[others].tolist()}), "drift"
 
@@ -261,7 +261,8 @@ def test_rows_of_a_release_of_an_earlier_version_are_known(tmp_path: Path, name:
         "sft of messages": 10449610721442994545,
     }[name]
     assert int(written[0]) == known
-    row_ids, is_known = find_known_rows(train, compared, shorten_hashes(np.array([known], np.uint64)))
+    of_release = KnownHashes(shorten_hashes(np.array([known], np.uint64)), is_written=True)
+    row_ids, is_known = find_known_rows(train, compared, of_release)
     assert row_ids[is_known].tolist()[:1] == [0]
     assert not is_known[1 + len(case.equal) :].any()
 
