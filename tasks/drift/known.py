@@ -57,7 +57,8 @@ class KnownHashes:
 
     def has(self, *forms: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which of N rows are among them, (N,), by their hashes in each form of `forms_of`, (N,) each."""
-        return np.any([np.isin(shorten_hashes(hashes), self.hashes) for hashes in forms], axis=0)
+        found: NDArray[np.bool_] = np.any([np.isin(shorten_hashes(one), self.hashes) for one in forms], axis=0)
+        return found
 
     def forms_of(self, columns: ComparedColumns) -> list[ComparedColumns]:
         """Return the columns in the forms in which rows are to be hashed."""

@@ -140,7 +140,6 @@ def _release_in_folder(folder: Path, name: str, endpoint: str = "", repo_id: str
 
 
 def _list_hub_model(name: str, revision: str | None) -> list[Ancestor]:
-    from huggingface_hub import constants
     from transformers.utils.hub import cached_file
 
     found: dict[str, str | None] = {}
@@ -152,5 +151,5 @@ def _list_hub_model(name: str, revision: str | None) -> list[Ancestor]:
             return [Ancestor(name, unknown=why)]
         if file == PROVENANCE and not found[file]:
             return []
-    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     return [_release_in_folder(Path(str(found[PROVENANCE])).parent, name, endpoint, name)]

@@ -36,7 +36,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
-from trainer.objectives.bases.objective import Example, Objective
+from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.start import ReleaseReference
 
 logger = logging.getLogger(__name__)
@@ -142,55 +142,36 @@ def plan_evaluation_and_encode(
     metric = gate.metric or built.main_metric
     extra = evaluation.metrics.directions if evaluation.metrics else {}
     rows = SplitRows(artifacts.rows / evaluation.split)
-    groups = RowGroups.read(rows)
-    own, by_itself = ModelTokenization.of_candidate(artifacts, built), artifacts.tokens / evaluation.split
-    found, text, other, ages = published.champion, ComparableInputs(), None, RowAges()
+    own = ModelTokenization.of_candidate(artifacts, built)
     held_out = HeldOutRows(rows, ComparedColumns.of(rows, built, ()))
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
+        encoding = _Encoding(rows, state, folder, workers)
+        by_itself = artifacts.tokens / evaluation.split
         if own.max_length != learned.max_length and not learned.splits[evaluation.split].is_whole:
-            by_itself = own.encode(rows, own.encoder(None, state), folder / "released", workers)
-        if found and published.folder:
-            other = champion.build_champion_reader(
-                published.folder, objective, max_length=own.max_length, champion=found, columns=rows.schema.names
-            )
-            text = ComparableInputs.find(own, other, rows, state, folder=folder, workers=workers)
-            _check_comparable(text, metric, own, found, len(rows))
-            with champion.translate_champion_errors(found):
-                ages = RowAges.tell(published.folder, held_out)
-        elif published.max_length > own.max_length:
-            # It was judged at a longer limit than that of the recipe, and its release keeps it.
-            encoder = own.encoder(published.max_length, state)
-            text = ComparableInputs(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
-
-    load_model = partial(load_trained_model, artifacts.model, built.model_class())
-    load_untrained = partial(
-        build_untrained_model, model, objective=built, state=state, tokenizer=own.tokenizer, seed=seed
-    )
-    sequences = text.own or by_itself
-    if not text.is_cut:
-        by_itself = sequences
-    models = [PlannedModel("model", load_model, own, by_itself)]
-    if sequences != by_itself:
-        models.append(PlannedModel("compared", load_model, own, sequences))
-    if evaluation.compare_untrained:
-        models.append(PlannedModel("untrained", load_untrained, own, by_itself))
+            by_itself = encoding.encode(own, None, "released")
+        other = _read_champion(published, objective, own, rows)
+        text = encoding.compare(own, other, published)
+    if published.champion and other:
+        _check_comparable(text, metric, own, published.champion, len(rows))
     before = held_out.without_times_of_other_data(rows_before_training(artifacts, model, held_out.columns))
     left_out = _find_learned_rows(artifacts, before, built, held_out, published)
     has_rows = len(left_out.get("champion", ())) < len(rows)
-    if found and other and has_rows:
-        network = partial(champion.load_champion, other.folder, other.objective, state, found)
-        models.append(PlannedModel("champion", network, other, text.champion or sequences))
+    load_untrained = partial(
+        build_untrained_model, model, objective=built, state=state, tokenizer=own.tokenizer, seed=seed
+    )
+    models = _list_own_models(
+        own,
+        text,
+        by_itself,
+        load_model=partial(load_trained_model, artifacts.model, built.model_class()),
+        load_untrained=load_untrained if evaluation.compare_untrained else None,
+    )
+    if published.champion and other and has_rows:
+        network = partial(champion.load_champion, other.folder, other.objective, state, published.champion)
+        models.append(PlannedModel("champion", network, other, text.champion or text.own or by_itself))
     for one in models:
         one.reader.objective.set_reference(load_untrained)
-    documents = list[str]()
-    if (found_documents := find_documents(artifacts.rows, built)) and built.vector_space:
-        column = str(built.vector_space.document_column)
-        documents = [str(row[column]) for row in found_documents.rows([column])]
-    has_report = artifacts.report("validate").exists()
-    drift = read_report(artifacts, ValidationReport).drift if has_report else None
-    reason = champion.why_confidence_not_comparable(built, drift, published)
-    if not has_rows:
-        reason = reason or "the published model has learned from all held-out rows"
+    new_rows, not_measured = _find_new_rows(artifacts, built, published, has_rows=has_rows)
     return EvaluationPlan(
         settings=evaluation,
         objective_name=objective.name,
@@ -202,20 +183,103 @@ def plan_evaluation_and_encode(
         rows=rows,
         train=artifacts.tokens / "train",
         validation=artifacts.tokens / "validation",
-        asks_other_rows=evaluation.compare_untrained and found is None,
+        asks_other_rows=evaluation.compare_untrained and published.champion is None,
         features=artifacts.features,
-        groups=groups,
+        groups=RowGroups.read(rows),
         models=tuple(models),
         load_untrained=load_untrained,
-        documents=documents,
+        documents=_read_documents(artifacts, built),
         text=text,
         learned=left_out,
         unknown=list_unknown(before),
         known_until=max((one.until for one in before), default=""),
-        ages=ages,
-        new_rows=None if reason else drift,
-        not_measured=reason,
+        ages=_tell_ages(published, held_out),
+        new_rows=new_rows,
+        not_measured=not_measured,
     )
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """The rows of the split, and where they are encoded once more."""
+
+    rows: SplitRows
+    state: ObjectiveState
+    folder: Path
+    workers: ShardWorkers
+
+    def encode(self, own: ModelTokenization, limit: int | None, name: str) -> Path:
+        return own.encode(self.rows, own.encoder(limit, self.state), self.folder / name, self.workers)
+
+    def compare(
+        self, own: ModelTokenization, other: ModelTokenization | None, published: champion.ChampionStatus
+    ) -> ComparableInputs:
+        """Return what candidate and champion both read; without one, what the candidate's release keeps reading."""
+        if other:
+            return ComparableInputs.find(own, other, self.rows, self.state, folder=self.folder, workers=self.workers)
+        if published.max_length <= own.max_length:
+            return ComparableInputs()
+        # It was judged at a longer limit than that of the recipe, and its release keeps it.
+        limit = own.encoder(published.max_length, self.state).max_length
+        return ComparableInputs(limit, self.encode(own, published.max_length, "own"))
+
+
+def _read_champion(
+    published: champion.ChampionStatus, objective: ObjectiveChoice, own: ModelTokenization, rows: SplitRows
+) -> ModelTokenization | None:
+    """Return how the champion reads rows; None if there is none, or it is the candidate."""
+    if not (published.champion and published.folder):
+        return None
+    settings: Any = {"max_length": own.max_length, "champion": published.champion, "columns": rows.schema.names}
+    return champion.build_champion_reader(published.folder, objective, **settings)
+
+
+def _list_own_models(
+    own: ModelTokenization,
+    text: ComparableInputs,
+    by_itself: Path,
+    *,
+    load_model: Callable[[], PreTrainedModel],
+    load_untrained: Callable[[], PreTrainedModel] | None,
+) -> list[PlannedModel]:
+    """Return the candidate, once more where it is compared on other text than it reads by itself, and the untrained model if it is asked for."""
+    sequences = text.own or by_itself
+    if not text.is_cut:
+        by_itself = sequences
+    models = [PlannedModel("model", load_model, own, by_itself)]
+    if sequences != by_itself:
+        models.append(PlannedModel("compared", load_model, own, sequences))
+    if load_untrained:
+        models.append(PlannedModel("untrained", load_untrained, own, by_itself))
+    return models
+
+
+def _read_documents(artifacts: Artifacts, built: Objective[Any]) -> list[str]:
+    """Return the documents of `data.corpus`, in the order of the rows; none without one."""
+    found = find_documents(artifacts.rows, built)
+    if not (found and built.vector_space):
+        return []
+    column = str(built.vector_space.document_column)
+    return [str(row[column]) for row in found.rows([column])]
+
+
+def _tell_ages(published: champion.ChampionStatus, held_out: HeldOutRows) -> RowAges:
+    if not (published.champion and published.folder):
+        return RowAges()
+    with champion.translate_champion_errors(published.champion):
+        return RowAges.tell(published.folder, held_out)
+
+
+def _find_new_rows(
+    artifacts: Artifacts, built: Objective[Any], published: champion.ChampionStatus, *, has_rows: bool
+) -> tuple[DriftReport | None, str]:
+    """Return what names the new rows on which the champion's confidence is measured, or None, and why it is not."""
+    has_report = artifacts.report("validate").exists()
+    drift = read_report(artifacts, ValidationReport).drift if has_report else None
+    reason = champion.why_confidence_not_comparable(built, drift, published)
+    if not has_rows:
+        reason = reason or "the published model has learned from all held-out rows"
+    return (None if reason else drift), reason
 
 
 def _find_learned_rows(

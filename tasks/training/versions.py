@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from params import Recipe
 from params.schema import Model
@@ -63,9 +64,9 @@ def find_base_commit(model: Model) -> str | None:
     """
     if model.pretrained is None or Path(model.pretrained).is_dir():
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from transformers.utils.hub import extract_commit_hash
+    from transformers.utils.hub import cached_file, extract_commit_hash
 
-    path = try_to_load_from_cache(model.pretrained, "config.json", revision=model.revision)
-    commit: str | None = extract_commit_hash(path if isinstance(path, str) else None, None)
+    only_here: Any = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    path = cached_file(model.pretrained, "config.json", revision=model.revision, **only_here)
+    commit: str | None = extract_commit_hash(path, None)
     return commit
