@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.drift import Row, Trial, cell, moved, one_run
 
-RUNS = 60
+RUNS = 100
 ALLOWED = 0.05 + 3 * (0.05 * 0.95 / RUNS) ** 0.5
 
 

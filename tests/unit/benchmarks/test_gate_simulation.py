@@ -12,8 +12,8 @@ from benchmarks.gate_simulation import GATES, cells, few_rates, slice_cells
 SHORT: list[tuple[Family, int]] = [
     (Accuracy(200, 0.9, 0.02), 800),
     (Accuracy(1000, 0.9, 0.05), 400),
-    (BitsPerByte(200, 0.5, rare=False), 100),
-    (BitsPerByte(200, 0.5, rare=True), 100),
+    (BitsPerByte(200, 0.5, rare=False), 200),
+    (BitsPerByte(200, 0.5, rare=True), 200),
 ]
 
 
