@@ -40,6 +40,7 @@ def test_gate_simulation_prints_every_cell(capsys, monkeypatch, tmp_path):
     families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 1.0, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
     monkeypatch.setattr(gate_simulation, "EQUAL", ())
+    monkeypatch.setattr(gate_simulation, "FEW", (1, 5))
     monkeypatch.setattr(gate_simulation, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
     monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])
     gate_simulation.main()

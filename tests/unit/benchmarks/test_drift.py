@@ -46,7 +46,7 @@ def test_benchmark_counts_what_the_product_calls_drift(rows: list[Row]) -> None:
 
 
 def test_rows_that_belong_together_look_like_drift_to_who_does_not_know(rows: list[Row]) -> None:
-    assert found(Trial("alike", 500, 100, is_grouped=True, says_groups=False), rows, 20) > 0.5
+    assert found(Trial("alike", 500, 100, is_grouped=True, says_groups=False), rows, 10) > 0.5
 
 
 @pytest.mark.parametrize(

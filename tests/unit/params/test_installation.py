@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -19,9 +20,10 @@ EXTRAS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
 BY_NAME = re.compile(
     r"\bevergreen\[|\b(?:pip3?|uv|uvx|pipx|poetry|conda)\b(?: \w+)* [^\n]*?['\"\s]evergreen\b(?![\w/.-])"
 )
-INSTALLS = re.compile(r"\S*(?: -m)? ?\b(?:pip3?|uv pip) install\b")
+INSTALLS = re.compile(r"(?<!\S)\S*(?: -m)? ?\b(?:pip3?|uv pip) install\b")
 
 
+@functools.cache
 def published_files() -> dict[str, str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     texts = {}
@@ -36,7 +38,7 @@ def published_files() -> dict[str, str]:
 
 
 def test_nothing_is_installed_by_the_name_of_this_project() -> None:
-    texts = published_files()
+    texts = dict(published_files())
     texts["pyproject.toml"] = re.sub(
         r'(?m)^    "evergreen\[.*$', "", texts["pyproject.toml"]
     )  # pip knows what refers to itself

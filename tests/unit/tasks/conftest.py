@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.support.faulty_hub import Clock, FaultyHub, quick_client
+from tests.support.hub_settings import without_hub_settings
 from tests.support.publications import TOKEN, write_model
 
 
@@ -37,11 +38,10 @@ def api(hub: FaultyHub) -> HfApi:
 
 
 @pytest.fixture
-def no_hub_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hub_settings(tmp_path: Path) -> Iterator[None]:
     """No endpoint and no token in the environment."""
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with without_hub_settings(tmp_path):
+        yield
 
 
 @pytest.fixture

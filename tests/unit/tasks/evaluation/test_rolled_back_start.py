@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
 
-from params import StaleBlessingError
+from params import Recipe, StaleBlessingError
+from params.foundation.artifacts import Artifacts
 from tasks.digests import ReleaseRecord, weights_digest
 from tasks.hub_client.connection import fetch_model_once, open_repository
 from tasks.hub_client.receipt import Receipt
@@ -25,6 +27,7 @@ from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from tasks.validation.start import pin_start
 from tests.support import releases, tiny
+from tests.support.hub_settings import without_hub_settings
 from trainer import objectives
 from trainer.start import read_pinned_start
 
@@ -40,9 +43,8 @@ SIZES = {"train": 40, "validation": 4, "test": 20}
 class Nights:
     """The nights of a recipe that starts from the published model: each model is better than the one before."""
 
-    def __init__(self, root: Path) -> None:
-        self.artifacts, self.recipe = releases.tokenized(root, tiny.recipe(FROM_CHAMPION), SIZES)
-        self.steps = 4
+    def __init__(self, artifacts: Artifacts, recipe: Recipe, steps: int = 4) -> None:
+        self.artifacts, self.recipe, self.steps = artifacts, recipe, steps
 
     def train(self) -> None:
         """After new rows, which choose the start anew."""
@@ -94,15 +96,39 @@ def pinned_commit(nights: Nights) -> str | None:
     return found.commit if found else None
 
 
+@dataclass(frozen=True)
+class SecondNight:
+    """Two nights have published, and a model is trained from the second one's."""
+
+    nights: Nights
+    first: Receipt
+    second: Receipt
+
+    def copied(self, root: Path) -> SecondNight:
+        """The same, for one test to go on with."""
+        before = self.nights
+        shutil.copytree(before.artifacts.root, root, dirs_exist_ok=True)
+        nights = Nights(Artifacts(before.artifacts.recipe, root), before.recipe, before.steps)
+        return SecondNight(nights, self.first, self.second)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SecondNight:
+    root = tmp_path_factory.mktemp("nights")
+    with without_hub_settings(root):
+        nights = Nights(*releases.tokenized(root, tiny.recipe(FROM_CHAMPION), SIZES))
+        first, second = nights.night(), nights.night()
+        nights.train()
+        return SecondNight(nights, first, second)
+
+
 @pytest.fixture
-def nights(tmp_path: Path) -> Nights:
-    return Nights(tmp_path)
+def second_night(made: SecondNight, tmp_path: Path) -> SecondNight:
+    return made.copied(tmp_path)
 
 
-def test_the_child_of_a_rolled_back_model_stays_and_the_next_night_recovers(nights: Nights) -> None:
-    first = nights.night()
-    second = nights.night()
-    nights.train()  # from the second
+def test_the_child_of_a_rolled_back_model_stays_and_the_next_night_recovers(second_night: SecondNight) -> None:
+    nights, first, second = second_night.nights, second_night.first, second_night.second
     assert pinned_commit(nights) == second.commit
     assert nights.judge()[0] == "publish"
     described = pull_request_description(releases.candidate(nights.artifacts), (), None)
@@ -130,10 +156,8 @@ def test_the_child_of_a_rolled_back_model_stays_and_the_next_night_recovers(nigh
     assert ancestors_of(nights, third) == [pinned.weights]
 
 
-def test_the_grandchild_of_a_rolled_back_model_stays(nights: Nights) -> None:
-    first = nights.night()
-    second = nights.night()
-    nights.train()
+def test_the_grandchild_of_a_rolled_back_model_stays(second_night: SecondNight) -> None:
+    nights, first, second = second_night.nights, second_night.first, second_night.second
     nights.roll_back(first)
     with pytest.MonkeyPatch.context() as earlier_version:
         earlier_version.setattr(MainHistory, "find_rolled_back", lambda *_: {})

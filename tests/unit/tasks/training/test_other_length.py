@@ -85,7 +85,12 @@ LENGTHS = {
 }
 
 
-LONG = {"the last step is evaluated anyway", "evaluations begin late", "the best weights are early ones"}
+LONG = {
+    "the last step is evaluated anyway",
+    "evaluations begin late",
+    "the best weights are early ones",
+    "the schedule goes by evaluations",
+}
 """What the other cases train, too, and `of_steps` shows without a training."""
 
 

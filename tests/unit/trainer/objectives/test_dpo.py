@@ -278,7 +278,7 @@ def test_two_killed_processes_end_with_the_same_bits(tmp_path: Path) -> None:
     assert_same(golden, killed)
 
 
-@pytest.mark.parametrize("kind", ["model", "adapters"])
+@pytest.mark.parametrize("kind", ["model", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: Path, kind: str) -> None:
     artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
     run_train(artifacts, recipe)
