@@ -118,7 +118,10 @@ OBJECT = f"ab/{'c' * 30}"
 KEPT = {
     "DVC 3": (f".dvc/cache/files/md5/{OBJECT}", ""),
     "DVC 2": (f".dvc/cache/{OBJECT}", ""),
-    "DVC, elsewhere": (f"../cache/files/md5/{OBJECT}", "[core]\n    analytics = false\n[cache]\n    dir = ../../cache\n"),
+    "DVC, elsewhere": (
+        f"../cache/files/md5/{OBJECT}",
+        "[core]\n    analytics = false\n[cache]\n    dir = ../../cache\n",
+    ),
     "git-annex": (".git/annex/objects/4z/Gk/SHA256E-s9--ab.csv/SHA256E-s9--ab.csv", ""),
     "git-annex of a submodule": (".git/modules/rows/annex/objects/4z/Gk/WORM-s9--a.csv/WORM-s9--a.csv", ""),
 }
