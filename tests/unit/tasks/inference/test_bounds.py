@@ -89,6 +89,13 @@ def test_a_step_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "_REPEAT_S", 0.1)
     before, handler = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGALRM)
     lower = (int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() + (4 << 30), before[1])
+
+    def catch_one_error() -> None:
+        assert resource.getrlimit(resource.RLIMIT_DATA) == lower
+        with contextlib.suppress(ModelError):
+            time.sleep(20)
+        time.sleep(20)
+
     start = time.monotonic()
     resource.setrlimit(resource.RLIMIT_DATA, lower)
     try:
@@ -96,10 +103,7 @@ def test_a_step_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.raises(ModelError, match="an answer takes longer"),
             bounds.bounded_step("a/b", "an answer", timeout_s=0.1, memory_bytes=lower[0] + 1),
         ):
-            assert resource.getrlimit(resource.RLIMIT_DATA) == lower
-            with contextlib.suppress(ModelError):
-                time.sleep(20)
-            time.sleep(20)
+            catch_one_error()
         assert resource.getrlimit(resource.RLIMIT_DATA) == lower
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
