@@ -70,6 +70,8 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     """Restore the outputs of a stage, and return True; if it must run, restore what it reads."""
+    from dvc.dvcfile import PROJECT_FILE
+
     ran: set[str] = set()
     while True:
         (stage,) = repo.stage.collect(name)
@@ -83,7 +85,8 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
         if not lost:
             break
         for earlier, out in lost.items():
-            if not out.stage.cmd:
+            is_of_project = Path(out.stage.path) == Path(repo.root_dir, PROJECT_FILE)
+            if not out.stage.cmd or not is_of_project:  # a dvc.yaml that came with data may have any command
                 raise DataError(str(out), f"is neither here nor on {remote}", f"`dvc push {out}` where it is")
             print(f"{name}: {remote} lacks {out}, so that {earlier} runs again", flush=True)
             restore_or_run(repo, earlier, force=False)

@@ -26,7 +26,8 @@ from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.runtime.imports import unhide_package
-from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
+from trainer.runtime.library_errors import panics_as_errors
+from trainer.runtime.model_files import check_safe_to_load, check_settings, has_only_unsafe_weights
 
 logger = logging.getLogger(__name__)
 _USUAL_POSITIONS: Final = 512
@@ -121,8 +122,9 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     from trainer.objectives.bases.position_limits import find_position_limits
 
     try:
-        limits = find_position_limits(transformers.AutoConfig.for_model(**config))
-    except (ValueError, TypeError, KeyError, AttributeError):  # which another check says
+        with panics_as_errors():
+            limits = find_position_limits(transformers.AutoConfig.for_model(**config))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):  # which another check says
         return
     positions = limits.most if model.config else limits.table
     if positions is not None and positions < tokenization.max_length:
@@ -137,13 +139,13 @@ def find_lora_problem(model: Model, method: Objective[Any]) -> Iterator[Problem]
         return
     unhide_package("peft")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), panics_as_errors():
             full = transformers.AutoConfig.for_model(**config)
             network = method.model_class().from_config(full, trust_remote_code=False)
             add_lora_adapters(network, model.lora, method, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
-    except (EvergreenError, ValueError, TypeError, KeyError, AttributeError):  # which another check says
+    except (EvergreenError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):  # which another check says
         return
 
 
@@ -213,8 +215,9 @@ def _read_config(model: Model) -> dict[str, Any]:
             found = try_to_load_from_cache(model.pretrained, "config.json", revision=model.revision)
             path = Path(found) if isinstance(found, str) else path
     try:
+        check_settings(path, str(path), is_whole=False)
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, ModelError):  # which another check says
         return {}
     return content if isinstance(content, dict) and isinstance(content.get("model_type"), str) else {}
 

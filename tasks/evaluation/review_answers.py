@@ -11,7 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from params import DataError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, read_recipes_yaml_item
@@ -20,6 +20,7 @@ from params.loading import suggestion
 from tasks.ingestion.encodings import format_suffix
 from tasks.ingestion.formats import TABLE_SUFFIXES, read_cells
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
+from tasks.ingestion.row_limit import size_of_row
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state
@@ -27,6 +28,10 @@ from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import format_row_hash
 from trainer.runtime.lifetime import hold_file_lock
 
+_MAX_BYTES: Final = 1 << 30
+"""Of a table of answers, all of which are in memory: few bytes of a compressed one can stand for very many."""
+_CELL_BYTES: Final = 64
+"""What a cell takes without its text."""
 _Rows = list[tuple[str, dict[str, str]]]
 """The address of each row, and its cells by column."""
 
@@ -44,7 +49,7 @@ def print_queue(recipe_path: Path, out: Path | None) -> None:
         raise DataError(str(queue), "does not exist; the evaluate stage writes it", fix)
     if out and out.exists():
         raise DataError(str(out), "exists, and may hold answers", "name another file")
-    rows, kept = [row for _, row in read_cells(queue, str(queue))], _read_kept(recipe)
+    rows, kept = [row for _, row in _read_table(queue, str(queue))], _read_kept(recipe)
     known = _corrections(kept, objectives.build_objective(recipe.objective)) if kept else {}
     done = {*map(format_row_hash, known)}
     waiting = [row for row in rows if row[ROW_HASH] not in done]
@@ -72,14 +77,14 @@ def take_answers(recipe_path: Path, file: Path, *, may_be_new: bool) -> None:
     target, method = _find_target(recipe, recipe_path, artifacts), objectives.build_objective(recipe.objective)
     with hold_file_lock(artifacts.scratch / "review.lock", f"`evergreen review {artifacts.recipe} --take`"):
         refuse_links_out_of_folder(Path(), str(file), [str(file)], "--take")
-        kept, rows = _read_kept(recipe), [*read_cells(file, str(file))]
+        kept, rows = _read_kept(recipe), [*_read_table(file, str(file))]
         answers, known = _corrections(rows, method), _corrections(kept, method) if kept else {}
         new = [one for key, one in _corrections([*kept, *rows], method).items() if key not in known]
         if not may_be_new and (unknown := [*_find_unknown_labels(answers.values(), method, artifacts)]):
             fix = "correct them; if they are new labels, add --new-labels"
             raise DataError(str(file), "\n".join(["has labels that no training row has:", *unknown]), fix)
         if new:
-            before = [row for _, row in read_cells(target, str(target))] if target.exists() else []
+            before = [row for _, row in _read_table(target, str(target))] if target.exists() else []
             table = [*before, *(one.row for one in new)]
             write_text_atomically(target, _as_csv(dict.fromkeys(name for row in table for name in row), table))
     wrong = sum(is_wrong(one, method.columns()) for one in new)
@@ -113,7 +118,18 @@ def _read_kept(recipe: Recipe) -> _Rows:
     """Read the corrections that the recipe has in CSV files; validate compares with those in other files."""
     patterns = recipe.data.corrections.patterns.values() if recipe.data.corrections else ()
     names = [name for pattern in patterns for name in _matching(pattern)]
-    return [row for name in names if format_suffix(name) in TABLE_SUFFIXES for row in read_cells(Path(name), name)]
+    return [row for name in names if format_suffix(name) in TABLE_SUFFIXES for row in _read_table(Path(name), name)]
+
+
+def _read_table(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the rows of a CSV file as `read_cells` does; DataError if they are too large together."""
+    size = 0
+    for where, cells in read_cells(path, name):
+        size += size_of_row(cells) + _CELL_BYTES * len(cells)
+        if size > _MAX_BYTES:
+            what = f"the rows up to here have more than {_MAX_BYTES >> 30} GiB together, the most that answers may have"
+            raise DataError(where, what, "divide the file, or remove rows without an answer")
+        yield where, cells
 
 
 def _matching(pattern: str) -> list[str]:

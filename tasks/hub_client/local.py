@@ -99,7 +99,12 @@ def serve_hub_until_signal(
 
 
 def _check_folder(folder: Path, *, new: bool) -> None:
-    where, is_hub = f"--folder {folder}", any((folder / kind).is_dir() for kind in KINDS)
+    where = f"--folder {folder}"
+    try:
+        is_hub = any((folder / kind).is_dir() for kind in KINDS)
+    except PermissionError as error:
+        fix = "ask its owner: docs/hub.md says how a group shares a folder; or pass another --folder"
+        raise StorageError(str(folder), f"the folder cannot be read: {error.strerror}", fix) from None
     if new and is_hub:
         raise HubRefusedError(where, "there is a Hub in it already", "leave out --new, or name another folder")
     if not new and not is_hub:

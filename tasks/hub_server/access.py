@@ -128,19 +128,23 @@ class BrowserSessions:
             self._sessions[name] = _Session(user, secrets.token_urlsafe(32), host, end)
         return name
 
-    def find(self, cookies: Mapping[str, str], host: str) -> tuple[str | None, str]:
+    def cookie_name(self, scheme: str) -> str:
+        """Return the name of the cookie. Over https, browsers take one with `__Host-` from this host alone, and from no sibling of its domain."""
+        return f"__Host-{self.cookie}" if scheme == "https" else self.cookie
+
+    def find(self, cookies: Mapping[str, str], scheme: str, host: str) -> tuple[str | None, str]:
         """Return the user of a request's session, and the secret that its forms hold; None and "" without a session."""
-        found = self._sessions.get(cookies.get(self.cookie, ""))
+        found = self._sessions.get(cookies.get(self.cookie_name(scheme), ""))
         if found is None or found.host != host or found.end <= time.monotonic():
             return None, ""
         return found.user, found.form_token
 
-    def close(self, cookies: Mapping[str, str], host: str) -> None:
+    def close(self, cookies: Mapping[str, str], scheme: str, host: str) -> None:
         """End the session of a request, if it has one."""
-        user, _ = self.find(cookies, host)
+        user, _ = self.find(cookies, scheme, host)
         if user is not None:
             with self._lock:
-                self._sessions.pop(cookies[self.cookie], None)
+                self._sessions.pop(cookies[self.cookie_name(scheme)], None)
 
     def create_link_secret(self, user: str) -> str:
         """Return a secret for a link that signs in as `user` once."""

@@ -6,6 +6,7 @@ browser of a user of this machine, what a local server answers. The Host header 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -80,6 +81,8 @@ def build_application(hub: HubState) -> ASGIApp:
         path = scope["raw_path"].decode("ascii")
         try:
             await app({**scope, "path": path}, receive, send_with_id)
+        except asyncio.CancelledError:
+            _LOG.warning("request %s was cut off, because the Hub ends: %s %s", request_id, scope["method"], path)
         except Exception:
             _LOG.error("request %s failed: %s %s", request_id, scope["method"], path)
             raise

@@ -23,7 +23,9 @@ MAX_CONNECTIONS = 256
 HEAD_TIMEOUT_S = 15
 """From the start of a connection to the end of the first request's head."""
 SEND_TIMEOUT_S = 60
-"""For a client that does not read its answer."""
+"""In each such time, a client must read `_MIN_BYTES_PER_S` a second of an answer that waits for it."""
+UNSENT_BYTES = 128 << 10
+"""Of an answer, the kernel takes so much that it cannot send yet: with megabytes there, nobody would know how slowly they are read."""
 _WINDOW_S = 30
 """In each such time, a body must come to its end or bring `_MIN_BYTES_PER_S` a second."""
 _MIN_BYTES_PER_S = 16 << 10
@@ -39,6 +41,10 @@ class LimitedConnection(H11Protocol):
     """
 
     _send_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    """Of the answer, when writing was paused."""
+    _read_bytes = 0
+    """Since the timer began."""
     began = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -81,11 +87,32 @@ class LimitedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        if not self._send_timer:
+            self._start_send_timer()
 
     def resume_writing(self) -> None:
+        self._count_what_is_read()
         super().resume_writing()
-        self._stop_send_timer()
+
+    def _count_what_is_read(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._read_bytes += self._unread_bytes - unread
+        self._unread_bytes = unread
+
+    def _start_send_timer(self) -> None:
+        self._read_bytes = 0
+        self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self._end_send_timer)
+
+    def _end_send_timer(self) -> None:
+        self._send_timer = None
+        if not self.flow.write_paused:
+            return
+        self._count_what_is_read()
+        if self._read_bytes < SEND_TIMEOUT_S * _MIN_BYTES_PER_S:
+            self.transport.abort()
+        else:
+            self._start_send_timer()
 
     def _stop_send_timer(self) -> None:
         if self._send_timer:

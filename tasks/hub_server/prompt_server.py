@@ -12,7 +12,10 @@ _TURN_S = 0.005
 
 
 class PromptServer(uvicorn.Server):
-    """Waits for its end, and then only for answers that are on their way, at most `timeout_graceful_shutdown` of its configuration."""
+    """Waits for its end, and then only for answers that are on their way, at most `timeout_graceful_shutdown` of its configuration.
+
+    Connections that are left then are closed, before asyncio cancels their tasks: so each request ends as if its client had gone.
+    """
 
     def end(self) -> None:
         """Ask it to end, from another thread, once it has `started`."""
@@ -38,3 +41,5 @@ class PromptServer(uvicorn.Server):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 while self.server_state.connections or self.server_state.tasks:
                     await asyncio.sleep(_TURN_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

@@ -76,7 +76,8 @@ def get_reading_user(request: Request) -> str | None:
 
 def find_session(request: Request) -> tuple[str | None, str]:
     """Return the user of the request's session, and the secret that its forms hold; None and "" without a session."""
-    user, form_token = get_hub_state(request).sessions.find(request.cookies, request.url.hostname or "")
+    sessions, url = get_hub_state(request).sessions, request.url
+    user, form_token = sessions.find(request.cookies, url.scheme, url.hostname or "")
     if user is not None:
         request.state.user = user
     return user, form_token

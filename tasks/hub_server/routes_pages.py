@@ -207,10 +207,15 @@ def sign_in(request: Request, _: Annotated[None, Depends(_require_page_of_any_na
 
 def _signed_in(request: Request, user: str) -> Response:
     """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
-    sessions = requests.get_hub_state(request).sessions
+    sessions, url = requests.get_hub_state(request).sessions, request.url
     answer = render_page("signed_in.html", user=user)
     answer.set_cookie(
-        sessions.cookie, sessions.open(user, request.url.hostname or ""), httponly=True, samesite="strict", path="/"
+        sessions.cookie_name(url.scheme),
+        sessions.open(user, url.hostname or ""),
+        httponly=True,
+        samesite="strict",
+        secure=url.scheme == "https",
+        path="/",
     )
     return answer
 
@@ -219,8 +224,8 @@ def _signed_in(request: Request, user: str) -> Response:
 def sign_out(request: Request) -> Response:
     """End the session."""
     requests.require_own_page(request)
-    sessions = requests.get_hub_state(request).sessions
-    sessions.close(request.cookies, request.url.hostname or "")
+    sessions, url = requests.get_hub_state(request).sessions, request.url
+    sessions.close(request.cookies, url.scheme, url.hostname or "")
     answer = RedirectResponse("/", 303)
-    answer.delete_cookie(sessions.cookie, path="/")
+    answer.delete_cookie(sessions.cookie_name(url.scheme), secure=url.scheme == "https", path="/")
     return answer

@@ -48,10 +48,14 @@ def new_token() -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    from tasks.hub_server.limits import UNSENT_BYTES
+
     is_v6 = ":" in host
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
     both = is_v6 and socket.has_dualstack_ipv6()  # `::` is IPv4, too
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    with contextlib.suppress(AttributeError, OSError):  # some systems have it not; connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     # asyncio sets TCP_NODELAY only if the socket knows its protocol; without it, answers wait 40 ms for a delayed ACK.
     return socket.socket(fileno=listener.detach())
 

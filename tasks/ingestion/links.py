@@ -1,7 +1,7 @@
 """Links among files of data: one that leads out of the folder would make rows of a private file, and an archive of a stranger can hold one.
 
-A link within the folder is followed, and so are those that DVC makes, to its cache, and those that `evergreen reproduce` makes, to the same
-file of the project.
+A link within the folder is followed, and so are those that DVC and git-annex make, to what they keep of this project, and those that `evergreen
+reproduce` makes, to the same file of the project.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from params import DataError
+from params.foundation.object_stores import ObjectStore, copy_command, find_object_stores, is_kept
 
 LINKED_PROJECT: Final = "EVERGREEN_LINKED_PROJECT"
 """Environment variable: the project whose files a temporary clone has links to."""
 _WILD: Final = re.compile(r"[*?\[]")
-_DVC_OBJECT: Final = re.compile(r".*/files/md5/[0-9a-f]{2}/[0-9a-f]{30}")
 
 
 def refuse_links_out_of_folder(
@@ -29,14 +29,14 @@ def refuse_links_out_of_folder(
     """
     base = _folder_of(root, pattern)
     here, allowed = base.resolve(), (within or base).resolve()
-    folders = dict[Path, Path]()
+    folders, stores = dict[Path, Path](), list[ObjectStore]()
     for name in names:
         target = _target(root / name, folders)
-        if target == here / os.path.relpath(root / name, base):
+        is_itself = target == here / os.path.relpath(root / name, base)
+        if is_itself or _is_below(target, allowed) or _is_of_project(root / name, target):
             continue
-        if not (
-            _is_below(target, allowed) or _DVC_OBJECT.fullmatch(str(target)) or _is_of_project(root / name, target)
-        ):
+        stores = stores or _stores(base)
+        if not is_kept(target, stores):
             raise _error(key, name, target)
 
 
@@ -53,6 +53,12 @@ def refuse_linked_folders(root: Path, pattern: str, key: str) -> None:
             target = path.resolve()
             if not (_is_below(target, base.resolve()) or _is_of_project(path, target)):
                 raise _error(key, os.path.relpath(path, root), target)
+
+
+def _stores(folder: Path) -> list[ObjectStore]:
+    """Return what keeps files of the project that a folder is in, also if that is a temporary clone with links to another one."""
+    project = os.environ.get(LINKED_PROJECT)
+    return find_object_stores(folder) + (find_object_stores(Path(project)) if project else [])
 
 
 def _folder_of(root: Path, pattern: str) -> Path:
@@ -87,4 +93,6 @@ def _target(path: Path, folders: dict[Path, Path]) -> Path:
 def _error(key: str, name: str, target: Path) -> DataError:
     what = f"{name!a} is a link that leads out of its folder, to {str(target)!a}: it may make rows of a private file"
     fix = "remove it, or copy the file there; if it is yours, name the file or folder that it leads to"
+    if command := copy_command(name, target):
+        fix = f"`{command}` puts a copy there, if the file is yours; else remove the link"
     return DataError.at(key, what, fix)

@@ -97,7 +97,7 @@ def _positions(path: str, folder: Path, tokenizer: Mapping[str, Any]) -> int | N
 
     try:
         found = [find_position_limits_in(folder).most or math.inf]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         what = f"its config.json cannot be used: {' '.join(str(error).split())[:300]}"
         raise ModelError(path, what, "name a model that transformers knows") from error
     if isinstance(limit := tokenizer.get("model_max_length"), int | float) and limit < _USUAL_LIMIT:

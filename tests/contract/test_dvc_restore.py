@@ -10,6 +10,7 @@ import pytest
 from flows.dvc_project import stage as dvc_stage
 from params import DataError
 from params.foundation import command_result
+from tests.support.project import ROOT
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise:DeprecationWarning")
@@ -71,3 +72,32 @@ def test_an_edit_of_an_added_file_is_not_replaced(monkeypatch: pytest.MonkeyPatc
     Path("source").write_text("one")  # which only the remote has
     assert dvc_stage.main("make", "--force") == 0
     assert Path("source").read_text() == "edited"
+
+
+@pytest.fixture
+def stranger() -> None:
+    """A stage reads a file of a folder that came with a dvc.yaml, and a dvc.lock that records another version of the file."""
+    Path("data").mkdir()
+    Path("data/dvc.yaml").write_text("stages:\n  x: {cmd: touch ran && echo theirs > rows, outs: [rows]}\n")
+    dvc("repro", "data/dvc.yaml")
+    Path("data/ran").unlink()
+    Path("data/rows").unlink()
+    Path("data/rows").write_text("rows")
+    shutil.rmtree(".dvc/cache")
+    Path("dvc.yaml").write_text("stages:\n  look: {cmd: cp data/rows look, deps: [data/rows], outs: [look]}\n")
+
+
+def test_commands_that_came_with_data_are_not_run_to_restore_a_file(stranger: None) -> None:
+    Path("../storage/files/md5").mkdir(parents=True)
+    dvc("remote", "add", "-d", "storage", "../storage")
+    assert dvc_stage.main("look") == DataError.exit_code
+    assert not Path("data/ran").exists()
+
+
+def test_dvc_does_not_read_what_came_with_data(stranger: None) -> None:
+    """Also if that says that it is not to be ignored."""
+    shutil.copy(ROOT / ".dvcignore", ".dvcignore")
+    Path("data/.dvcignore").write_text("!dvc.yaml\n!/dvc.yaml\n")
+    dvc("repro")
+    assert Path("look").read_text() == "rows"
+    assert not Path("data/ran").exists()

@@ -12,6 +12,7 @@ from typing import Final
 from trainer.model import adapters
 from trainer.objectives.bases.lazy_imports import transformers
 from trainer.objectives.bases.position_limits import NO_LIMIT, PositionLimits, find_position_limits
+from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 
 _TOKENIZER: Final = "tokenizer_config.json"
@@ -24,9 +25,10 @@ def find_position_limits_in(folder: Path) -> PositionLimits:
         base = adapters.BaseModelReference.of(folder)
         path, revision = base.name, base.revision
     revision = check_safe_to_load(path, revision, weights=False)
-    return find_position_limits(
-        transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
-    )
+    with panics_as_errors():
+        return find_position_limits(
+            transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
+        )
 
 
 def find_reading_limit(folder: Path, *, at_least: int = 0, is_new: bool = False) -> int:

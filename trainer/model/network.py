@@ -26,7 +26,7 @@ from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transf
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.objectives.bases.texts import Tokenizer
-from trainer.runtime.library_errors import as_loading_error, is_hub_away
+from trainer.runtime.library_errors import as_loading_error, is_hub_away, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 _OF_HEAD: Final = ("num_labels", "id2label")
@@ -302,16 +302,17 @@ def _load(
     try:
         theirs.addFilter(_is_no_table_of_weights)
         revision = check_safe_to_load(path, revision)
-        network, info = model_class.from_pretrained(
-            path,
-            revision=revision or "main",
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **overrides,
-        )
+        with panics_as_errors():
+            network, info = model_class.from_pretrained(
+                path,
+                revision=revision or "main",
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **overrides,
+            )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise as_loading_error(path, error) from error
     finally:

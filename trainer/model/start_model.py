@@ -9,7 +9,7 @@ from params import ModelError
 from params.schema import Model
 from trainer.model.adapters import BaseModelReference, find_adapter, is_adapter_folder
 from trainer.objectives.bases.lazy_imports import transformers
-from trainer.runtime.library_errors import as_loading_error
+from trainer.runtime.library_errors import as_loading_error, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 
 _NO_PART: Final = frozenset(
@@ -79,6 +79,7 @@ def _comparable(value: Any, given: Any) -> Any:
 def _configuration(path: str, revision: str | None) -> Any:
     try:
         revision = check_safe_to_load(path, revision, weights=False)
-        return transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
+        with panics_as_errors():
+            return transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise as_loading_error(path, error) from error

@@ -14,6 +14,7 @@ from params import EvergreenError, ModelError, TransientError
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _LOST_PEER = ("gloo", "connection closed by peer")
 _PANIC = ("pyo3_runtime", "PanicException")
+_ODD_VALUE = "StrictDataclassError"
 _OWN_CODE = "`trust_remote_code=True`"
 
 
@@ -67,10 +68,16 @@ def as_loading_error(where: str, error: Exception) -> EvergreenError:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise a ValueError where a library in Rust panics, as tokenizers do at an odd pattern: that is no Exception, which nothing would catch."""
+    """Raise a ValueError where a library in Rust panics, as tokenizers do at an odd pattern: that is no Exception, which nothing would catch.
+
+    Also where a configuration has a value of another type, for which transformers raises the Hub client's StrictDataclassError.
+    """
     try:
         yield
     except BaseException as error:
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if _ODD_VALUE in kinds:
+            raise ValueError(str(error)) from error
         if (type(error).__module__, type(error).__name__) != _PANIC:
             raise
         raise ValueError(f"the library that reads its tokenizer has given up: {error}") from None

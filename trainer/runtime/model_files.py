@@ -1,6 +1,6 @@
-"""What the JSON files of a model may name, checked before transformers opens anything: files of the model's own folder.
+"""What the files of a model may be and name, checked before transformers opens anything: files of the model's own folder, of usual sizes.
 
-transformers opens some of these values as they are. A tokenizer's `vocab` may be the path of any file on this machine, which the
+A link may lead anywhere, and a configuration may ask for 10**9 layers, of which Python then makes a list. transformers opens some of these values as they are. A tokenizer's `vocab` may be the path of any file on this machine, which the
 model could then recite; an index of weights may name the model of somebody else, or a pickle under another name.
 """
 
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from params import ModelError
+from params.foundation.object_stores import copy_command, find_object_stores, is_kept
 
 _INDEX: Final = "model.safetensors.index.json"
 _TOKENIZERS: Final = ("tokenizer_config.json", "special_tokens_map.json", "processor_config.json")
@@ -38,11 +40,20 @@ _KEYS_OF_LORA: Final = (
 )
 """Keys of an adapter that may hold more than a number: names of layers, for example. peft opens nothing for them."""
 _WEIGHTS: Final = ".safetensors"
+_BLOB: Final = re.compile(r"([0-9a-f]{2}/)?[0-9a-f]{40,64}")
+"""As the Hub's client names files in its cache, of one repository or of all: those of a snapshot are links to them."""
 _ITEM: Final = ""
 _OF_TOKENIZER: Final = ("*.json", "*.model", "*.txt", "*.jinja")
 _READ: Final = (*_OF_TOKENIZER, "model*.safetensors", "adapter*.safetensors")
 """What may be read of a folder. Others, such as weights in other formats, may stay pointers."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
+_MAX_SETTINGS_BYTES: Final = 64 << 20
+_MAX_TOKENIZER_BYTES: Final = 512 << 20
+_MAX_COUNTS: Final = (
+    (re.compile(r".*(layers?|blocks|experts|heads?)"), 10_000),
+    (re.compile(r".*labels"), 1_000_000),
+)
+"""The most of what is made one by one when a configuration is read, by the names of keys."""
 
 
 def check_safe_to_load(
@@ -65,24 +76,31 @@ def check_safe_to_load(
         of_hub: further arguments of transformers for a repository.
 
     Raises:
-        ModelError: a file names a file that is not the model's own, or weights that are not safetensors, or is not JSON, or is
-            a pointer of git-lfs; or the weights are those of an adapter, and should not be, or its settings are not plain LoRA.
+        ModelError: a file names a file that is not the model's own, or is a link to one, or names weights that are not safetensors,
+            or is damaged, too large or a pointer of git-lfs; or the weights are those of an adapter, and should not be, or its
+            settings are not plain LoRA.
         OSError: as transformers does, if the Hub cannot be reached or has no such repository.
     """
     name, folder = where or str(path), Path(path)
     if folder.is_dir():
+        _refuse_files_of_others(folder, name)
         patterns = _READ if weights else _OF_TOKENIZER
         for file in sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file()):
             with file.open("rb") as content:
                 if content.read(len(_POINTER)) == _POINTER:
                     what = f"{file.name} is a git-lfs pointer, not the file itself"
                     raise ModelError(name, what, f"run `git -C {folder} lfs pull`, or download the model again")
+            if file.suffix == _WEIGHTS:
+                _check_header(file, name)
+            elif file.stat().st_size > _MAX_TOKENIZER_BYTES:
+                what = f"{file.name} has more than {_MAX_TOKENIZER_BYTES >> 20} MiB, the most that is read"
+                raise ModelError(name, what, "use a model whose tokenizer is smaller")
         if weights and not adapter and (folder / _ADAPTER).exists():
             raise _no_whole_model(name)
         plain = (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json")  # some tokenizers have parts in subfolders
         for pattern in (_ADAPTER, *plain, *(f"*/{known}" for known in plain)):
             for file in sorted(folder.glob(pattern)):
-                _check(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
+                check_settings(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
         return revision
     from transformers.utils.hub import cached_file, resolve_revision
 
@@ -94,7 +112,7 @@ def check_safe_to_load(
         if found is not None:
             if weights and not adapter and known == _ADAPTER:
                 raise _no_whole_model(name)
-            _check(Path(found), f"{name}: {known}", is_whole=False)
+            check_settings(Path(found), f"{name}: {known}", is_whole=False)
     return pinned
 
 
@@ -104,12 +122,52 @@ def has_only_unsafe_weights(folder: Path) -> bool:
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 
 
+def _refuse_files_of_others(folder: Path, name: str) -> None:
+    """Raise ModelError for a link that leads out of a model's folder, and for what is no file: an archive can hold both."""
+    here = folder.resolve()
+    stores = find_object_stores(folder)
+    for snapshot in (here, *here.parents):
+        if snapshot.parent.name == "snapshots":  # of the Hub's client
+            repository = snapshot.parent.parent
+            stores += [(repository / "blobs", _BLOB), (repository.parent / "blobs", _BLOB)]
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        target = path.resolve()
+        shown = f"{name}: {path.relative_to(folder)}"
+        if path.is_symlink() and not target.is_relative_to(here) and not is_kept(target, stores):
+            what = f"is a link that leads out of the model's folder, to {str(target)!a}: it may be a private file"
+            command = copy_command(str(path), target)
+            fix = f"`{command}` puts a copy there, if the file is yours" if command else "put a copy of the file there"
+            raise ModelError(shown, what, f"{fix}; else remove the link")
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise ModelError(shown, "is no regular file", "remove it, or copy the model again")
+
+
+def _check_header(file: Path, name: str) -> None:
+    """Raise ModelError if the header of weights does not fit the file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ModelError(name, f"{file.name} is no safetensors file: {error}", "copy or download it again") from error
+
+
 def _no_whole_model(name: str) -> ModelError:
     fix = "use its base model, or the folder that `merge_and_unload().save_pretrained(folder)` of peft writes"
     return ModelError(name, f"holds adapters, not a whole model: it has {_ADAPTER}", fix)
 
 
-def _check(file: Path, where: str, *, is_whole: bool) -> None:
+def check_settings(file: Path, where: str, *, is_whole: bool) -> None:
+    """Raise ModelError if one of the JSON files of a model, `where` in messages, is not safe to load.
+
+    `is_whole`: the files that it names must be beside it.
+    """
+    if not file.is_file():
+        raise ModelError(where, "is no file", "write it with `save_pretrained`")
+    if file.stat().st_size > _MAX_SETTINGS_BYTES:
+        what = f"has more than {_MAX_SETTINGS_BYTES >> 20} MiB, the most that is read"
+        raise ModelError(where, what, "write the file with `save_pretrained`")
     try:
         content = json.loads(file.read_bytes())
         if file.name == "config.json":
@@ -151,6 +209,10 @@ def _configuration_problem(content: Any) -> tuple[str, str] | None:
         if "/" in text and any(key.endswith("attn_implementation") for key in path):
             what = f"asks for {text[:200]!r}, code of a repository, which Evergreen never runs"
             return what, "remove attn_implementation, or use a model without it"
+    for key, number in _numbers(content):
+        for counted, most in _MAX_COUNTS:
+            if number > most and counted.fullmatch(key):
+                return f"{key} is {number:g}, and at most {most:,} is read", "use a model of a usual size"
     weights = given.get("transformers_weights")
     if weights is not None and weights != _INDEX and not _is_weights(weights):
         what = f"transformers_weights is {weights!r}, which is no safetensors file of the model's own folder"
@@ -179,6 +241,18 @@ def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
     elif isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else ((_ITEM, item) for item in value):
             yield from _texts(inner, (*path, key))
+
+
+def _numbers(value: Any, key: str = _ITEM) -> Iterator[tuple[str, float]]:
+    """Yield each number with its key, that of their list for numbers in one."""
+    if isinstance(value, int | float):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, key)
 
 
 def _leads_out(text: str, folder: Path) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
+from tasks.evaluation import review_answers
 from tasks.evaluation.review_table import COLUMNS, review_csv
 from tasks.evaluation.suspects import Suspect
 from tests.support import tiny
@@ -192,3 +193,13 @@ def test_before_an_evaluation_there_is_no_queue(artifacts, capsys):
     artifacts.review.write_text(review_csv([], {}))
     assert main(["review", "tiny"]) == 0
     assert "only objectives that give whole rows a label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["filled.csv", "data/people/kept.csv"])
+def test_a_table_that_would_take_all_memory_is_not_read(artifacts, monkeypatch, capsys, place):
+    """Rows of one byte each, in columns that have names: whatever a compressed file stands for."""
+    monkeypatch.setattr(review_answers, "_MAX_BYTES", 64 * 1000)
+    monkeypatch.chdir(artifacts.root)
+    Path(place).write_text("row_hash,corrected_label\n" + ",\n" * 600)
+    assert main(["review", "tiny", "--take", "filled.csv" if place == "filled.csv" else answer("own.csv", {})]) != 0
+    assert f"{place}:502: the rows up to here have more than" in capsys.readouterr().err

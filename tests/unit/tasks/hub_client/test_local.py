@@ -189,3 +189,14 @@ def test_start_errors(tmp_path: Path, members: Path, folder: str, host: str, err
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(error, match="fix: "):
         serve_hub_until_signal(tmp_path / folder, host=host, port=0, tokens=members, new=True)
+
+
+def test_a_folder_that_nobody_may_look_into_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's folder is; the user of this test may look into all."""
+
+    def forbid(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", forbid)
+    with pytest.raises(StorageError, match="the folder cannot be read: Permission denied\n  fix: ask its owner"):
+        serve_hub_until_signal(tmp_path, host="127.0.0.1", port=0, tokens=None)

@@ -142,6 +142,24 @@ def test_session_counts_only_under_its_own_host(alice: HfApi, hub: LocalHub) -> 
     )
 
 
+def test_no_sibling_of_a_name_sets_the_cookie_over_https(tmp_path: Path) -> None:
+    """A team's Hub behind a proxy that speaks https. Browsers take `__Host-` only with Secure, the path / and no domain."""
+    with LocalHub(tmp_path, tokens={"t": "alice"}, host="0.0.0.0", allow_remote=True) as hub:
+        address = f"http://127.0.0.1:{hub.endpoint.rpartition(':')[2]}"
+        HfApi(endpoint=address, token="t").create_repo("alice/secret", private=True)
+        there = {"Host": "hub.example.org", "Origin": "https://hub.example.org", "X-Forwarded-Proto": "https"}
+        answer = httpx2.post(f"{address}/-/sign-in", data={"token": "t"}, headers=there)
+        name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+        assert name.startswith("__Host-")
+        assert {"Secure", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+        assert "domain" not in answer.headers["set-cookie"].lower()
+        for sent, status in ((name, 200), (name.removeprefix("__Host-"), 404)):
+            found = httpx2.get(f"{address}/alice/secret", headers=there | {"Cookie": f"{sent}={value}"})
+            assert found.status_code == status, sent
+        httpx2.post(f"{address}/-/sign-out", headers=there | {"Cookie": f"{name}={value}"})
+        assert httpx2.get(f"{address}/alice/secret", headers=there | {"Cookie": f"{name}={value}"}).status_code == 404
+
+
 def test_every_form_to_sign_in_leads_to_another_host() -> None:
     """Who knows the name at which a session begins could get its cookie, so nobody may know it before."""
     sessions = BrowserSessions("c", own_hosts=True)

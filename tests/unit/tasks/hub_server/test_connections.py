@@ -147,15 +147,21 @@ def half_sent(hub: LocalHub, count: int, head: str, opened: contextlib.ExitStack
             client.sendall(head.replace("\n", "\r\n").encode())
 
 
-@pytest.mark.parametrize("who", ["nobody", "a reader", "a writer"])
+@pytest.mark.parametrize("who", ["nobody", "a reader", "a writer", "who does not read"])
 def test_half_sent_bodies_lock_nobody_out(
     alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """Of the client that has most connections the oldest one is closed, whether it has a token, an upload address or nothing."""
+    """Of the client that has most connections the oldest one is closed, whether it has a token, an upload address or nothing.
+
+    So it is with large answers that nobody reads.
+    """
     monkeypatch.setattr(limits, "MAX_CONNECTIONS", 12)
     alice.create_repo(REPO)
-    token = {"nobody": "", "a reader": "token-of-bob", "a writer": "token-of-alice"}[who]
+    token = {"a reader": "token-of-bob", "a writer": "token-of-alice"}.get(who, "")
     head = f"POST /-/sign-in HTTP/1.1\nHost: {HOST}\nOrigin: http://{HOST}\nContent-Length: 200000\n\nt"
+    if who == "who does not read":
+        alice.create_commit(REPO, [Add("a.txt", b"x" * (8 << 20))], commit_message="a")
+        head = f"GET /{REPO}/resolve/main/a.txt HTTP/1.1\nHost: localhost\n\n"
     if token:
         batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1 << 20}]}
         address = f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch"
@@ -313,3 +319,34 @@ def test_a_client_that_does_not_read_is_disconnected(
     while large_files_are_open() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not large_files_are_open()
+
+
+@pytest.mark.parametrize(("bytes_at_once", "is_read"), [(1 << 17, True), (1 << 12, False)])
+def test_an_answer_is_read_at_a_least_rate(
+    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int, is_read: bool
+) -> None:
+    """10 times a second, with a limit of 100 KiB/s: whatever the kernel has taken counts as read only once."""
+    monkeypatch.setattr(limits, "SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 100 << 10)
+    alice.create_repo(REPO)
+    alice.create_commit(REPO, [Add("a.bin", b"x" * (64 << 20))], commit_message="a")
+    with connect(hub) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.sendall(f"GET /{REPO}/resolve/main/a.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        end = time.monotonic() + 3.5
+        while time.monotonic() < end and client.recv(bytes_at_once):
+            time.sleep(0.1)
+        assert large_files_are_open() is is_read
+
+
+def test_a_hub_that_ends_says_a_line_for_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Half-sent bodies, for example; no traceback."""
+    with LocalHub(tmp_path, tokens={}) as hub, contextlib.ExitStack() as opened:
+        half_sent(hub, 2, "POST /api/validate-yaml HTTP/1.1\nHost: localhost\nContent-Length: 100\n\nx", opened)
+        assert httpx2.get(f"{hub.endpoint}/api/models").status_code == 200
+        opened.callback(caplog.set_level, "WARNING")
+        hub.__exit__()
+        found = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+        assert len(found) == 2, caplog.text
+        assert all("was cut off, because the Hub ends" in record.getMessage() for record in found)
+        assert "Traceback" not in caplog.text

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from params import DataError, ModelError
@@ -78,6 +81,39 @@ def test_a_page_and_the_command_have_the_same_limits() -> None:
 
     with HubModelAnswerer(Path()) as trials:
         assert (trials._timeout_s, trials._memory_bytes) == (bounds.TIMEOUT_S, bounds.memory_share())
+        assert bounds.memory_share() == psutil.virtual_memory().total // 2
+
+
+def test_a_step_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lower limit of memory stays, and an error that a library catches is raised again."""
+    monkeypatch.setattr(bounds, "_REPEAT_S", 0.1)
+    before, handler = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGALRM)
+    lower = (int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() + (4 << 30), before[1])
+
+    def catch_one_error() -> None:
+        assert resource.getrlimit(resource.RLIMIT_DATA) == lower
+        with contextlib.suppress(ModelError):
+            time.sleep(20)
+        time.sleep(20)
+
+    start = time.monotonic()
+    resource.setrlimit(resource.RLIMIT_DATA, lower)
+    try:
+        with (
+            pytest.raises(ModelError, match="an answer takes longer"),
+            bounds.bounded_step("a/b", "an answer", timeout_s=0.1, memory_bytes=lower[0] + 1),
+        ):
+            catch_one_error()
+        assert resource.getrlimit(resource.RLIMIT_DATA) == lower
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert time.monotonic() - start < 15
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    for timer in timers:
+        timer.join(5)
+    assert not any(timer.is_alive() for timer in timers)
 
 
 def test_a_library_that_never_returns_is_ended() -> None:

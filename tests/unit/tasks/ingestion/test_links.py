@@ -114,12 +114,52 @@ def test_a_folder_that_somebody_names_may_be_a_link(project: Path, tmp_path: Pat
     assert texts("rows/*.csv") == texts("rows/a.csv") == texts(str(tmp_path / "shared/*.csv")) == ["honest"]
 
 
-def test_links_to_the_cache_of_dvc_are_followed(project: Path, tmp_path: Path) -> None:
-    cached = tmp_path / "cache/files/md5/ab" / ("c" * 30)
-    cached.parent.mkdir(parents=True)
-    (project / "rows" / "a.csv").rename(cached)
-    (project / "rows" / "a.csv").symlink_to(cached)
-    assert texts("rows/*.csv") == texts("rows/a.csv") == ["honest"]
+OBJECT = f"ab/{'c' * 30}"
+KEPT = {
+    "DVC 3": (f".dvc/cache/files/md5/{OBJECT}", ""),
+    "DVC 2": (f".dvc/cache/{OBJECT}", ""),
+    "DVC, elsewhere": (
+        f"../cache/files/md5/{OBJECT}",
+        "[core]\n    analytics = false\n[cache]\n    dir = ../../cache\n",
+    ),
+    "git-annex": (".git/annex/objects/4z/Gk/SHA256E-s9--ab.csv/SHA256E-s9--ab.csv", ""),
+    "git-annex of a submodule": (".git/modules/rows/annex/objects/4z/Gk/WORM-s9--a.csv/WORM-s9--a.csv", ""),
+}
+
+
+@pytest.mark.parametrize("read", [texts, new, corpus])
+@pytest.mark.parametrize("kind", KEPT)
+def test_links_to_what_dvc_or_git_annex_keeps_are_followed(
+    project: Path, kind: str, read: Callable[[str], object]
+) -> None:
+    """Of this project; what they keep of another one is a file elsewhere, whose error names the command that puts a copy there."""
+    place, settings = KEPT[kind]
+    for own in (".git", ".dvc"):
+        (project / own).mkdir()
+    (project / ".dvc/config").write_text(settings)
+    kept = project / place
+    kept.parent.mkdir(parents=True)
+    (project / "rows/a.csv").rename(kept)
+    (project / "rows/a.csv").symlink_to(kept)
+    read("rows/*.csv")
+    read("rows/a.csv")
+    other = project.parent / "other" / place.removeprefix("../")
+    other.parent.mkdir(parents=True)
+    other.write_text("text,label\nPRIVATE,x\n")
+    (project / "rows/b.csv").symlink_to(other)
+    command = "git annex unlock" if "annex" in kind else "dvc unprotect"
+    with pytest.raises(DataError, match=f"is a link that leads out.*\n  fix: `{command} rows/b.csv`"):
+        read("rows/*.csv")
+
+
+@pytest.mark.parametrize("place", [".git/config", ".dvc/config.local", ".git/annex/creds/key", ".dvc/cache/rows.csv"])
+def test_what_else_lies_beside_these_objects_is_not_read(project: Path, place: str) -> None:
+    private = project / place
+    private.parent.mkdir(parents=True)
+    private.write_text("text,label\nPRIVATE,x\n")
+    (project / "rows/b.csv").symlink_to(private)
+    with pytest.raises(DataError, match="is a link that leads out"):
+        texts("rows/*.csv")
 
 
 @pytest.mark.parametrize("pattern", ["rows/*.csv", "rows/a.csv", "rows/**"])

@@ -188,6 +188,21 @@ def test_batches_are_bounded_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch
         assert last == [str(start) for start in starts]
 
 
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])
+def test_a_deep_row_is_measured(wrap: Callable[[object], object]) -> None:
+    """Down to the depth from which on it is refused."""
+    value: object = LONG
+    for _ in range(20_000):
+        value = wrap(value)
+    assert row_limit.size_of_row({"text": value}) < 1000
+
+
+@pytest.mark.parametrize("empty", [[], {}, (), None, 1])
+def test_what_is_empty_has_a_size(empty: object) -> None:
+    """A reference to it takes memory, too."""
+    assert row_limit.size_of_row({"text": [empty] * 1000}) >= 8000
+
+
 def test_a_part_that_is_too_large_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MAX_PART_BYTES", 1000)
     found = to_batches((f"row {i}", {"text": "a" * 900}) for i in range(600))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from params import ModelError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
 from tasks.inference.tried_model import AnsweringModel
+from tasks.scaffold.model_facts import read_model_facts
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import POINTER, write_model
 from trainer import objectives
@@ -47,6 +49,7 @@ def readers(folder: Path, tokens: Path) -> dict[str, Callable[[], object]]:
         ),
         "run": lambda: read_tokenizer(tokens),
         "script": lambda: configuration.load_tokenizer(str(folder)),
+        "new": lambda: read_model_facts(str(folder)),
     }
 
 
@@ -77,6 +80,122 @@ def test_pointer_of_git_lfs_is_named(usual: Path, tmp_path: Path, reader: str, f
     (folder / file).write_text(POINTER)
     with pytest.raises(ModelError, match=rf"{file} is a git-lfs pointer.*\n  fix: run `git -C \S+tokenizer lfs pull`"):
         readers(folder, tmp_path / "tokens")[reader]()
+
+
+FOREIGN = {
+    "a vocabulary": ("vocab.txt", "../secret"),
+    "a chat template": ("chat_template.jinja", "SECRET"),
+    "its folder": ("additional_chat_templates", "../secrets"),
+    "settings": ("config.json", "/dev/zero"),
+    "weights": ("model.safetensors", "../secret"),
+    "a store that is not its own": ("vocab.txt", "../blobs/" + "a" * 40),
+}
+
+
+@pytest.mark.parametrize("reader", ["tried", "tokenizer", "champion", "run", "script", "new"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_no_link_makes_a_file_of_this_machine_part_of_a_model(
+    usual: Path, tmp_path: Path, kind: str, reader: str
+) -> None:
+    folder = Path(shutil.copytree(usual, tmp_path / "tokens" / "tokenizer"))
+    for private in ("tokens/secret", "tokens/secrets/a.jinja", "tokens/blobs/" + "a" * 40):
+        (tmp_path / private).parent.mkdir(exist_ok=True)
+        (tmp_path / private).write_text("PRIVATE")
+    name, target = FOREIGN[kind]
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target.replace("SECRET", str(tmp_path / "tokens/secret")))
+    with pytest.raises(ModelError, match=f"{name}: is a link that leads out of the model's folder"):
+        readers(folder, tmp_path / "tokens")[reader]()
+
+
+def test_what_is_no_file_is_refused(usual: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(usual, tmp_path / "model"))
+    os.mkfifo(folder / "chat_template.jinja")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: is no regular file"):
+        check_safe_to_load(folder)
+
+
+@pytest.mark.parametrize("kept", ["blobs", "all blobs", "DVC", "git-annex"])
+def test_files_that_are_links_to_where_they_are_kept_are_read(usual: Path, tmp_path: Path, kept: str) -> None:
+    """As the Hub's client makes a snapshot, and DVC and git-annex a folder."""
+    folder = Path(shutil.copytree(usual, tmp_path / "models--a--b/snapshots/c"))
+    (tmp_path / ".dvc").mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        key = f"{number:02}" * 20
+        place = {
+            "blobs": f"models--a--b/blobs/{key}",
+            "all blobs": f"blobs/{key[:2]}/{key}",
+            "DVC": f".dvc/cache/files/md5/{key[:2]}/{key[:30]}",
+            "git-annex": f".git/annex/objects/a/{key}/{key}",
+        }[kept]
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        file.rename(tmp_path / place)
+        file.symlink_to(tmp_path / place)
+    assert load_tokenizer(str(folder), None)
+    assert AnsweringModel.load(folder, "bob/reader")
+
+
+def header(**changes: Any) -> bytes:
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | changes
+    return json.dumps({"a": tensor, "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
+
+
+WRONG_HEADERS = {
+    "longer than the file": (1 << 62, b"{}"),
+    "shorter than its length": (0, b""),
+    "overlapping": (None, header(data_offsets=[4, 8])),
+    "behind the end": (None, header(data_offsets=[0, 1 << 62])),
+    "a shape of too many": (None, header(shape=[1 << 62, 1 << 62])),
+    "a shape that is none": (None, header(shape="x")),
+    "a list": (None, b"[]"),
+    "deep": (None, b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("reader", ["tried", "champion", "new"])
+@pytest.mark.parametrize("kind", WRONG_HEADERS)
+def test_weights_with_a_wrong_header_are_no_weights(usual: Path, tmp_path: Path, kind: str, reader: str) -> None:
+    folder = Path(shutil.copytree(usual, tmp_path / "model"))
+    length, content = WRONG_HEADERS[kind]
+    content = (len(content) if length is None else length).to_bytes(8, "little") + content + bytes(8)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors file"):
+        readers(folder, folder)[reader]()
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09, and at most 10,000 is read"),
+        ({"text_config": {"n_layer": 10**9}}, "n_layer is 1e.09"),
+        ({"num_local_experts": float("inf")}, "num_local_experts is inf"),
+        ({"num_labels": 10**9}, "num_labels is 1e.09"),
+        ({"hidden_size": 2 * 10**9}, "cannot be used|cannot be loaded"),
+        ({"hidden_size": float("inf")}, "cannot be used|(cannot|can) be loaded"),
+        ({"hidden_size": "much"}, "cannot be used|(cannot|can) be loaded"),
+    ],
+)
+@pytest.mark.parametrize("reader", ["tried", "tokenizer", "new"])
+def test_sizes_that_no_model_has_are_refused(
+    usual: Path, tmp_path: Path, keys: dict[str, Any], what: str, reader: str
+) -> None:
+    """Before a list of them is made, or with what transformers says."""
+    folder = Path(shutil.copytree(usual, tmp_path / "model"))
+    changed(folder / "config.json", **keys)
+    read = readers(folder, folder)[reader]
+    if reader != "tried" and keys.get("hidden_size") == 2 * 10**9:
+        read()  # it makes no weights
+        return
+    with pytest.raises(ModelError, match=what):
+        read()
+
+
+def test_files_that_are_too_large_are_not_read(usual: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        folder = Path(shutil.copytree(usual, tmp_path / name))
+        os.truncate(folder / name, 1 << 40)
+        with pytest.raises(ModelError, match=r"has more than \d+ MiB, the most that is read"):
+            check_safe_to_load(folder)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +280,12 @@ def test_weights_in_parts_are_loaded_from_links_too(usual: Path, tmp_path: Path)
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    folder = Path(shutil.copytree(usual, tmp_path / "model"))
-    (folder / "model.safetensors").rename(tmp_path / "blob")
-    (folder / "model-00001-of-00001.safetensors").symlink_to(tmp_path / "blob")
-    weight_map = dict.fromkeys(load_file(tmp_path / "blob"), "model-00001-of-00001.safetensors")
+    folder = Path(shutil.copytree(usual, tmp_path / "snapshots/a"))
+    blob = tmp_path / "blobs" / ("b" * 64)
+    blob.parent.mkdir()
+    (folder / "model.safetensors").rename(blob)
+    (folder / "model-00001-of-00001.safetensors").symlink_to(blob)
+    weight_map = dict.fromkeys(load_file(blob), "model-00001-of-00001.safetensors")
     changed(folder / INDEX, metadata={}, weight_map=weight_map)
     assert load_trained_model(folder, AutoModelForCausalLM)
 
