@@ -549,6 +549,7 @@ def test_pretrained_folders():
     tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": empty}}
     assert "has no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
     good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")
+    Path(good, "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     both = {"model": {"pretrained": good}, "tokenization.tokenizer": {"kind": "pretrained", "path": good}}
     assert problems(both) == {}
     assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub, so not checked
