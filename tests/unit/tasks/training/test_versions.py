@@ -132,7 +132,7 @@ def test_outside_of_git_there_is_no_commit(root):
     assert git_commit_with_dirty_mark(root, recipe()) is None  # nothing is committed
 
 
-def test_the_commit_of_a_base_is_that_which_was_loaded_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_of_a_base_is_that_which_was_loaded_last(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
     place, commit = tmp_path / "models--alice--base", "a" * 40
