@@ -181,7 +181,7 @@ def _untrained(  # noqa: PLR0917
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
     transformers.set_seed(seed)
-    new: list[str] = []
+    new, problem_type = list[str](), objective.model_config(state).get("problem_type")
     if model.pretrained is not None:
         overrides = dict(objective.model_config(state))
         has_head = not overrides.keys().isdisjoint(_OF_HEAD)
@@ -198,7 +198,9 @@ def _untrained(  # noqa: PLR0917
             )
         network, new, resized = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
         if has_head:
-            other_head = label_head.keep_rows_of_known_labels(network, model.pretrained, new, resized)
+            other_head = label_head.keep_rows_of_known_labels(
+                network, model.pretrained, new, resized, problem_type=problem_type
+            )
             new = sorted({*new, *other_head})
             label_head.settle_configuration(network, tokenizer, overrides)
         for layer in network.modules():
@@ -213,7 +215,7 @@ def _untrained(  # noqa: PLR0917
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
     layers = adapters.read_trained_layers(adapter) if adapter else {}
-    trained = label_head.put_trained_layers(network, adapter, layers) if adapter else set()
+    trained = label_head.put_trained_layers(network, adapter, layers, problem_type) if adapter else set()
     random = {*new} - trained if model.pretrained else [*network.state_dict()]
     objective.prepare_model(network, tokenizer, state, random)
     return network, new
