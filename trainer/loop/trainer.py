@@ -168,14 +168,14 @@ class EvergreenTrainer(Trainer):
         """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args, takes_items = self.args, self.model_accepts_loss_kwargs
+        args = self.args
         steps, smoothing = args.gradient_accumulation_steps, args.label_smoothing_factor
         share = MicroBatchShare(
             num_items_in_batch,
             steps,
             args.world_size,
             smoothing,
-            model_takes_items=takes_items,
+            is_fused=args.use_liger_kernel and self.model_accepts_loss_kwargs,
             state=self._metrics.state,
         )
         found = self.objective.batch_loss(model, inputs, share)
