@@ -270,7 +270,7 @@ CASES = {
     "ranking": Case({"name": "ranking", **RANKING}, "wordpiece", BERT, cross_encoder),
     "reward": Case({"name": "reward", **REWARD}, "llama", LLAMA, reward_trainer, LONG),
 }
-QUICK = ("causal_lm", "ranking", "multi_label_classification")
+QUICK = ("causal_lm", "ranking")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])

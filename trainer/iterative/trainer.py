@@ -242,11 +242,10 @@ class IterativeSFTTrainer(Trainer):
     ) -> Any:
         """Return the mean over a batch's predicted tokens; in training, the batch's share of `num_items_in_batch`."""
         labels = inputs["labels"]
-        makes_second_text = (
-            self.row_collator.encoder_decoder
-        )  # from whose labels the model makes what its decoder reads
-        outputs = model(**(inputs if makes_second_text else without_labels(inputs)))
-        predicted = labels if makes_second_text else labels_of_next_tokens(labels)
+        has_second_text = self.row_collator.encoder_decoder
+        # from the labels of a second text, the model makes what its decoder reads
+        outputs = model(**(inputs if has_second_text else without_labels(inputs)))
+        predicted = labels if has_second_text else labels_of_next_tokens(labels)
         smoothing = self.args.label_smoothing_factor
         loss = micro_batch_loss_share(outputs.logits, predicted, None, smoothing=smoothing)
         auxiliary = auxiliary_loss(model, outputs)

@@ -155,8 +155,14 @@ class EvergreenTrainer(Trainer):
         return seeded(self.args.seed, self.state.global_step, number * self.args.world_size + self.args.process_index)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        own = torch.stack([self.objective.loss_items(batch) for batch in batch_samples]).sum()
+        own = torch.stack([self._loss_items(batch) for batch in batch_samples]).sum()
         return self.collectives.sum(own).to(device).float()
+
+    def _loss_items(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return what the loss is a mean over, in a micro-batch: what the recipe's own one counts, or the objective's."""
+        count = getattr(self.compute_loss_func, "items", None)
+        found: torch.Tensor = count(batch["labels"]) if count else self.objective.loss_items(batch)
+        return found
 
     def compute_loss(
         self,

@@ -2,9 +2,10 @@ r"""Causal language modelling: predict every next token of a text.
 
     {"text": "abs(x, /)\n\nReturn the absolute value of the argument."}
 
-A text begins with the token that its tokenizer puts before each text, if it does so, as a pipeline puts it before a prompt, and ends with the
-end-of-text token. Training packs: texts are joined and cut into full sequences; the model may attend across their ends. Evaluation does not pack: each text is scored alone, in windows of `max_length`, so that scores are per row. The loss
-is the mean negative log-likelihood per predicted token, in nats.
+A text begins with what its tokenizer puts before each text, if anything, as a pipeline puts it before a prompt, and ends with the end-of-text
+token. Training packs: texts are joined and cut into full sequences; the model may attend across their ends. Evaluation does not pack: each
+text is scored alone, in windows of `max_length`, so that scores are per row. The loss is the mean negative log-likelihood per predicted
+token, in nats.
 """
 
 from __future__ import annotations
