@@ -273,6 +273,7 @@ CASES = {
 QUICK = ("causal_lm", "ranking")
 
 
+@pytest.mark.filterwarnings("ignore")  # the libraries warn of experimental features and renamed arguments
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_twenty_steps_are_those_of_the_librarys_own_trainer(name: str, tmp_path: Path) -> None:
     case = CASES[name]
