@@ -3,7 +3,8 @@ r"""Supervised fine-tuning: learn the answer to a prompt, or an assistant's turn
     {"prompt": "What is 3 + 4?", "completion": " 7"}
     {"messages": [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "7"}]}
 
-A prompt becomes the same tokens as at inference. The end-of-text token after an answer has a loss too. Conversations are
+A prompt becomes the same tokens as at inference, and a completion those that it has behind it
+(trainer.objectives.bases.continuations). The end-of-text token after an answer has a loss too. Conversations are
 rendered by the tokenizer's chat template, or the recipe's; trainer.objectives.bases.chat says which tokens are the assistant's.
 A sequence that is too long loses its end; a row that then has no token with a loss becomes no example, and statistics.json
 counts it. Training can pack (trainer.objectives.bases.packing).
@@ -20,6 +21,7 @@ from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import chat, packing
+from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.message_reader import text_of_calls
@@ -28,7 +30,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import read_template, without_outer_space
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts
 from trainer.objectives.bases.verbatim import describe_syntax_error
 
 _CHAT_TEMPLATE = (
@@ -255,7 +257,7 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         completions = (row[self.options.completion_column] for row in rows)
         texts = strip_repeated_special_tokens(completions, tokenizer, ends=True)
         pairs = []
-        answers = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        answers = tokenize_continuations(asked, prompts, texts, tokenizer)
         for prompt, answer, *written in zip(prompts, answers, asked, texts, strict=True):
             completion = [*answer, end]
             ids, labels = prompt + completion, [IGNORE_INDEX] * len(prompt) + completion

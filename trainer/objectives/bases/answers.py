@@ -11,6 +11,7 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
+from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import without_outer_space
@@ -163,8 +164,8 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     ) -> Iterator[TokenizedAnswers | None]:
         """Yield the tokens of each row, each answer with the end-of-text token; None if the prompt or an answer says nothing.
 
-        Prompt and answers are tokenized separately, so that all answers follow the same tokens. A prompt that is too long with the
-        longest answer loses its beginning, down to one token; only then are answers cut, at their end.
+        All answers follow the same tokens, those of the prompt alone (trainer.objectives.bases.continuations). A prompt that is too long
+        with the longest answer loses its beginning, down to one token; only then are answers cut, at their end.
         """
         parts = [self.parts(row) for row in rows]
         if self.options.chat:
@@ -178,7 +179,11 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             prompts = tokenize_prompts(asked, tokenizer)
         by_answer = [*zip(*(own[1:] for own in parts), strict=True)]
         texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in by_answer]
-        answers = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
+        writes_special_tokens = not self.options.chat
+        answers = (
+            tokenize_continuations(asked, prompts, own, tokenizer, add_special_tokens=writes_special_tokens)
+            for own in texts
+        )
         for written, prompt, *own in zip(zip(asked, *texts, strict=True), prompts, *answers, strict=True):
             if not all(map(str.strip, written)):  # nothing but special tokens
                 yield None

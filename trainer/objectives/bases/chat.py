@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from trainer.objectives.bases.continuations import tokenize_behind_characters
 from trainer.objectives.bases.frames import Frame, find_frame
 from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.marks import (
@@ -43,7 +44,6 @@ from trainer.objectives.bases.texts import (
     first_token_at_character,
     first_tokens_by_bytes,
     generate_tokens_checking_prompt,
-    tokenize_texts,
 )
 from trainer.objectives.bases.unwritten import describe_unwritten, has_thoughts
 from trainer.objectives.bases.verbatim import writes_verbatim
@@ -241,7 +241,10 @@ class ConversationTokenizer:
         places = [sorted({*chain.from_iterable(spans)}) for _, spans, _ in rendered]
         by_bytes = [None] * len(texts) if sizes is None else first_tokens_by_bytes(ids, texts, places, sizes)
         whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
-        cut = list[str]()  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
+        before_cut, cut = (
+            list[str](),
+            list[str](),
+        )  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
         for i, (text, spans, _) in enumerate(rendered):
             first = by_bytes[i]
             if first is None:
@@ -252,8 +255,10 @@ class ConversationTokenizer:
                 whole.append((ids[i], [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
-                cut += cut_at_spans(text, spans)
-        tokens = iter(tokenize_texts(cut, self.tokenizer, add_special_tokens=False) if cut else ())
+                pieces = cut_at_spans(text, spans)
+                cut += pieces
+                before_cut += ["", *accumulate(pieces[:-1])]
+        tokens = iter(tokenize_behind_characters(before_cut, cut, self.tokenizer) if cut else ())
         for (_, spans, _), own in zip(rendered, whole, strict=True):
             pieces = [] if own else [*islice(tokens, 2 * len(spans) + 1)]
             ends = list(accumulate(map(len, pieces)))
