@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from params import RecipeError
+from params.foundation.errors import see_limits
 from tasks.scaffold.candidates import columns_in
 from tasks.scaffold.look import RowSample, SampledColumn, columns_named
 from tasks.scaffold.request import NewRecipeRequest
-from tasks.scaffold.usual_names import CONTEXT
+from tasks.scaffold.usual_names import CONTEXT, MEANT_FOR_PROMPTS, USUAL_NAMES
+from trainer.column_template import names_columns
 from trainer.objectives.advice.base import NewRecipeAdvice
 
 KIND_WORDS: Final[Mapping[str, str]] = {
@@ -46,7 +49,9 @@ def confirm_what_is_left_out(
         _confirm_classes(sample.columns[name], request)
     if (name := guessed.get("text")) in sample.columns and "text-pair" in advice.columns.keys() - chosen.keys():
         _confirm_one_text(sample.columns[name], unread, request)
-    if "prompt" in guessed and "score" not in chosen:
+    if advice.reads_prompts:
+        _confirm_nothing_is_lost(advice, chosen, request, sample, read)
+    elif "prompt" in guessed and "score" not in chosen:
         about = columns_named({c.name: c for c in unread}, CONTEXT)
         _confirm_prompt(guessed["prompt"], about, request, reads_several="prompt" in advice.templates)
 
@@ -71,12 +76,62 @@ def _confirm_one_text(text: SampledColumn, unread: Sequence[SampledColumn], requ
         request.confirm(f"Learn from `{text.name}` alone?", RecipeError("--text-pair", what, fix))
 
 
+def _confirm_nothing_is_lost(
+    advice: NewRecipeAdvice,
+    chosen: Mapping[str, str],
+    request: NewRecipeRequest,
+    sample: RowSample,
+    read: Collection[str],
+) -> None:
+    """Ask about what a model that answers would not read, unless the user has named what it reads."""
+    flag = next(name for name in ("prompt", "messages", "completion", "chosen") if name in chosen)
+    if flag in request.columns:
+        return
+    unread = [c for c in sample.columns.values() if c.filled and c.name not in read]
+    for column in unread:
+        if column.holds_pictures:
+            what = f"`{column.name}` holds pictures or sound, which no objective reads"
+            fix = "write what they show or say into a column of text"
+            fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(chosen[flag])}{see_limits('objective')}"
+            request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
+    named = columns_named({c.name: c for c in unread}, MEANT_FOR_PROMPTS)
+    texts = [c for c in unread if c not in named and not c.is_incidental and not c.is_label and c.holds_texts]
+    answers = columns_named({c.name: c for c in texts}, USUAL_NAMES["completion"]) if "completion" in chosen else []
+    if "completion" not in request.columns:
+        _confirm_answer(chosen.get("completion", ""), answers, request)
+    about = [*named, *(c for c in texts if c not in answers)]
+    _confirm_prompt(chosen[flag], about, request, reads_several=flag in advice.templates, flag=flag)
+
+
+def _confirm_answer(answer: str, others: Sequence[SampledColumn], request: NewRecipeRequest) -> None:
+    for other in others[:1]:
+        what = f"`{other.name}` may be the answer to learn, too, beside `{answer}`"
+        fix = f"add --completion {shlex.quote(answer)} or --completion {shlex.quote(other.name)}"
+        request.confirm(f"Learn `{answer}`, without `{other.name}`?", RecipeError("--completion", what, fix))
+
+
 def _confirm_prompt(
-    prompt: str, about: Sequence[SampledColumn], request: NewRecipeRequest, *, reads_several: bool
+    prompt: str,
+    about: Sequence[SampledColumn],
+    request: NewRecipeRequest,
+    *,
+    reads_several: bool,
+    flag: str = "prompt",
 ) -> None:
     for other in about[:1]:
-        held, could_read = KIND_WORDS.get(other.kind, other.kind), other.can_be_text and not reads_several
-        what = f"`{other.name}` ({held}) may belong to `{prompt}`, and would not be read"
-        fix = "give a model that answers prompts" if could_read else f"write what `{other.name}` holds as text"
-        fix += f"; or, to pass over it, add --prompt {prompt}"
-        request.confirm(f"Learn without `{other.name}`?", RecipeError("--prompt", what, fix))
+        held = KIND_WORDS.get(other.kind, other.kind)
+        what = f"`{other.name}` ({held}) may belong to `{' '.join(prompt.split())}`, and would not be read"
+        if not other.can_be_text:
+            fix = f"write what `{other.name}` holds as text"
+        elif not reads_several:
+            fix = "give a model that answers prompts" if flag == "prompt" else f"write it into `{prompt}`"
+        else:
+            own = prompt if names_columns(prompt) else f"{{{prompt}}}"
+            fix = f"to read both, add --{flag} {_as_argument(f'{{{other.name}}} {own}')}"
+        fix += f"; or, to pass over it, add --{flag} {_as_argument(prompt)}"
+        request.confirm(f"Learn without `{other.name}`?", RecipeError(f"--{flag}", what, fix))
+
+
+def _as_argument(columns: str) -> str:
+    """Return columns as an argument in one line: a template is read the same with a space between them."""
+    return shlex.quote(" ".join(columns.split())) if names_columns(columns) else shlex.quote(columns)

@@ -11,7 +11,14 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms, proposable_objectives
+from tasks.scaffold.candidates import (
+    NESTED,
+    find_candidates,
+    find_lead,
+    find_usual_columns,
+    list_row_forms,
+    proposable_objectives,
+)
 from tasks.scaffold.forms import find_row_forms, rating_column
 from tasks.scaffold.left_out import KIND_WORDS, confirm_what_is_left_out
 from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
@@ -101,7 +108,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices", "rejected"}):
-        columns[flag] = _with_context(columns, flag, sample)
+        columns[flag] = _with_context(columns, flag, sample, has_lead=advice.reads_prompts)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
             is_name = flag in advice.templates
@@ -140,11 +147,13 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
             raise RecipeError(f"--{flag}", f"the rows have no column `{name}`", fix)
 
 
-def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
-    """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
+def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample, *, has_lead: bool) -> str:
+    """Return the column of a prompt, or a template of it, of what leads to it, and of the column with what it is about, if there is one."""
     usual = columns_named(sample.columns, CONTEXT)
     found = [c for c in usual if c.can_be_text and not (c.is_numeric and c.is_id)]
-    names = [columns[flag], *(c.name for c in found if c.name not in columns.values())]
+    is_text = sample.columns[columns[flag]].can_be_text
+    lead = find_lead(sample, columns[flag], columns.values()) if has_lead and is_text else []
+    names = [*lead, columns[flag], *(c.name for c in found if c.name not in {*columns.values(), *lead})]
     template = "\n\n".join(f"{{{name}}}" for name in names)
     try:
         column_or_template(template)
@@ -215,7 +224,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     has_documents = any(c not in prompts[:1] for c in documents) and bool(prompts)
     graded = [c for c in columns_named(sample.columns, ("grade",)) if c.says_numbers and has_documents]
     others = [c.name for c in (*scores, *graded) if not c.is_called_label] + (marked if len(marked) > 2 else [])
-    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])]
+    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts)]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
         "label": [c for c in labels if c.name not in others],

@@ -28,6 +28,7 @@ from trainer.objectives.bases.message_reader import text_of_calls
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.pictures import describe_picture_marks
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import read_template, without_outer_space
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts
@@ -67,6 +68,7 @@ class _Advice(NewRecipeAdvice):
     meaning = "an answer to a prompt"
     columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "completion", "messages")}
     templates = frozenset({"prompt"})
+    reads_prompts = True
     place = 0
     batch = 16
 
@@ -121,7 +123,8 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
 
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
-            return super().reject_reason(row)
+            mark = describe_picture_marks(self._prompt(row))
+            return f"its prompt has {mark}" if mark else super().reject_reason(row)
         messages, known = row[self.options.messages_column], self._conversations
         return why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
 

@@ -86,6 +86,8 @@ class NewRecipeAdvice(ABC):
     """Flags, beside `messages`, whose column may hold messages instead of text."""
     conversation_options: ClassVar[Mapping[str, Any]] = {}
     """Options of a recipe where such a column holds messages."""
+    reads_prompts: ClassVar[bool] = False
+    """Whether answers are learned from what stands before them, so that no text of a row is left out unless somebody says so."""
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     """The kinds of models that can learn it; a new one is of the first kind."""
     needs_pretrained: ClassVar[bool] = False

@@ -13,6 +13,7 @@ from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
 from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
+from trainer.objectives.bases.pictures import describe_picture_marks
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import without_outer_space
 from trainer.objectives.bases.texts import (
@@ -98,6 +99,8 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             return reason
         try:
             prompt, *answers = self.parts(row)
+            if not self.options.chat and (mark := describe_picture_marks(str(prompt))):
+                return f"its prompt has {mark}"
             if not (known := self._conversations):
                 return None
             render_answers([prompt, *answers], known)

@@ -193,7 +193,9 @@ class ConversationTokenizer:
         for turns, text, own in zip(conversations, texts, marked, strict=True):
             are_learned = all(map(is_learned, turns))
             if not self._learns_answers_only and not are_learned:
-                raise ValueError("a message has `weight: 0`, which needs objective.completion_only to be true")
+                raise ValueError(
+                    "a message is marked as not to be learned, such as by `weight: 0`, which needs objective.completion_only to be true"
+                )
             spans = self._spans(turns, text, own)
             if spans is None and not self._learns_answers_only:
                 what = "the chat template drops some of what is said once more messages follow, such as thoughts"

@@ -304,7 +304,7 @@ def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
     assert sft.says_all({"talk": turns}, examples, tokenizer)
     assert sum(example["bytes"] for example in examples) == len(first["content"] + third["content"])
     assert "weight: 0" in everything.reject_reason({"talk": turns})
-    assert "nothing to learn" in sft.reject_reason({"talk": turns[2:4]})
+    assert "not to be learned" in sft.reject_reason({"talk": turns[2:4]})
 
 
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
@@ -664,7 +664,7 @@ def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
         ({"role": "assistant", "content": "a", "function_call": "add"}, "message 0 has a function_call that is no"),
         ({"from": "function_call", "value": "add(1)"}, "message 0 is from function_call, and no JSON of a call"),
         ({"from": "function_call", "value": "[1]"}, "message 0 is from function_call, and says no {name, arguments}"),
-        ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant have `weight: 0`"),
+        ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant are marked as not"),
     ],
 )
 def test_a_message_that_cannot_be_read_is_named(message, reason):
