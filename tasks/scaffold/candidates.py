@@ -38,11 +38,11 @@ def are_texts(column: SampledColumn) -> bool:
 def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first; of several negatives, one whose name is a template of them.
 
-    Prompts that differ from row to row come before those that most rows have in common, such as the names of sources.
+    Prompts come before columns that cannot be any by what they hold: the same in all rows, or names, such as those of sources.
     """
     found = columns_named(sample.columns, USUAL_NAMES[flag])
     if flag == "prompt":
-        return sorted(found, key=lambda column: column.kind == "empty" or column.is_label or column.is_incidental)
+        return sorted(found, key=_asks_nothing)
     return found or (_find_negatives(sample.columns) if flag == "rejected" else [])
 
 
@@ -52,9 +52,14 @@ def list_row_forms(sample: RowSample) -> list[RowForm]:
     return list(find_row_forms(sample.columns))
 
 
+def _asks_nothing(column: SampledColumn) -> bool:
+    are_names = column.is_label and not column.has_spaces and column.name.lower() not in ("query", "question")
+    return column.kind == "empty" or column.is_incidental or are_names
+
+
 def find_lead(sample: RowSample, prompt: str, read: Collection[str]) -> list[str]:
-    """Return the columns that stand before a prompt, and are not `read` yet: what the system says, and prompts that most rows have in common."""
-    common = [c for c in find_usual_columns(sample, "prompt") if c.is_label or c.is_incidental]
+    """Return the columns that stand before a prompt, and are not `read` yet: what the system says, and a prompt that all rows have in common."""
+    common = [c for c in find_usual_columns(sample, "prompt") if c.distinct == 1]
     found = {c.name: c for c in (*columns_named(sample.columns, SYSTEM), *common) if c.kind == "text" and c.has_spaces}
     return [name for name in found if name != prompt and name not in read]
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from params import RecipeError
 from params.foundation.errors import see_limits
-from tasks.scaffold.candidates import columns_in
-from tasks.scaffold.look import RowSample, SampledColumn, columns_named
+from tasks.scaffold.look import RowSample, SampledColumn, columns_named, most, texts_in
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT, MEANT_FOR_PROMPTS, USUAL_NAMES
 from trainer.column_template import names_columns
@@ -22,12 +21,19 @@ KIND_WORDS: Final[Mapping[str, str]] = {
     "json": "JSON as text",
 }
 """What a column holds, in words."""
+_COMPARED: Final = 200
+"""Rows that are looked at for what two columns say both."""
 _SHORT: Final = 1 / 3
 """A text that is shorter than this, relative to the text that is read, is a title or the like."""
 
 
 def confirm_what_is_left_out(
-    advice: NewRecipeAdvice, chosen: Mapping[str, str], request: NewRecipeRequest, sample: RowSample
+    advice: NewRecipeAdvice,
+    chosen: Mapping[str, str],
+    request: NewRecipeRequest,
+    sample: RowSample,
+    *,
+    read: Collection[str],
 ) -> None:
     """Ask about words among numbers that would be classes, about a second text, and about what a prompt is about.
 
@@ -38,11 +44,11 @@ def confirm_what_is_left_out(
         chosen: its columns, by flag.
         request: what the user has named.
         sample: the rows.
+        read: all columns that are read.
 
     Raises:
         RecipeError: nobody is there to ask, or does not want it; it names the flags that say so.
     """
-    read = {name for own in chosen.values() for name in columns_in(own, sample)}
     unread = [c for c in sample.columns.values() if c.filled and c.name not in read and not c.is_incidental]
     guessed = {flag: own for flag, own in chosen.items() if flag not in request.columns}
     if (name := guessed.get("label")) in sample.columns:
@@ -88,6 +94,7 @@ def _confirm_nothing_is_lost(
     if flag in request.columns:
         return
     unread = [c for c in sample.columns.values() if c.filled and c.name not in read]
+    unread = [c for c in unread if not _is_said_elsewhere(c.name, read, sample)]
     for column in unread:
         if column.holds_pictures:
             what = f"`{column.name}` holds pictures or sound, which no objective reads"
@@ -95,12 +102,20 @@ def _confirm_nothing_is_lost(
             fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(chosen[flag])}{see_limits('objective')}"
             request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
     named = columns_named({c.name: c for c in unread}, MEANT_FOR_PROMPTS)
-    texts = [c for c in unread if c not in named and not c.is_incidental and not c.is_label and c.holds_texts]
+    is_meant = {c.name for c in unread if c.holds_texts and not (c.is_incidental or c.is_label or c.names_rows)}
+    texts = [c for c in unread if c not in named and c.name in is_meant]
     answers = columns_named({c.name: c for c in texts}, USUAL_NAMES["completion"]) if "completion" in chosen else []
     if "completion" not in request.columns:
         _confirm_answer(chosen.get("completion", ""), answers, request)
     about = [*named, *(c for c in texts if c not in answers)]
     _confirm_prompt(chosen[flag], about, request, reads_several=flag in advice.templates, flag=flag)
+
+
+def _is_said_elsewhere(name: str, read: Collection[str], sample: RowSample) -> bool:
+    """Whether what is read says what a column does, as messages that begin with the prompt beside them."""
+    rows = [row for row in sample.rows["train"][:_COMPARED] if row.get(name)]
+    pairs = [(texts_in(row[name]), "\n".join(texts_in([row.get(other) for other in read]))) for row in rows]
+    return bool(pairs) and most(lambda pair: all(text.strip() in pair[1] for text in pair[0]) and pair[0], pairs)
 
 
 def _confirm_answer(answer: str, others: Sequence[SampledColumn], request: NewRecipeRequest) -> None:

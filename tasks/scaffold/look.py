@@ -179,7 +179,7 @@ class SampledColumn:
         """Whether most values are texts of several words, or have such texts in them."""
         if self.kind == "text":
             return self.has_spaces and not self.is_place_or_time
-        found = [*map(_texts_in, self.parsed if self.kind == "json" else self.filled)]
+        found = [*map(texts_in, self.parsed if self.kind == "json" else self.filled)]
         return (
             self.kind in ("json", "messages", "list", "record", "other")
             and most(lambda texts: any(" " in text.strip() for text in texts), [texts for texts in found if texts])
@@ -256,12 +256,12 @@ def _number_said(value: Any) -> Any:
     return float(value) if _NUMBER.fullmatch(value.strip()) else value if value.strip() else None
 
 
-def _texts_in(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     """Return the texts that a value is, or has in it."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
-        return [text for own in value for text in _texts_in(own)]
+        return [text for own in value for text in texts_in(own)]
     return [value] if isinstance(value, str) else []
 
 

@@ -80,7 +80,8 @@ class ObjectiveProposal:
         given = {flag: own for flag, own in self.columns.items() if not flags or flag in flags}
         templates = self.advice.templates
         names = ([*column_or_template(own).columns] if flag in templates else [own] for flag, own in given.items())
-        return list(dict.fromkeys(itertools.chain.from_iterable(names)))
+        options = [] if flags else [str(own.value) for name, own in self.found.items() if name.endswith("_column")]
+        return list(dict.fromkeys([*itertools.chain.from_iterable(names), *options]))
 
 
 def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
@@ -115,9 +116,13 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
             what = f"{column!r} is the name of a column" if is_name else f"{objective} reads one column there"
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
-    proposal = ObjectiveProposal(objective, columns, advice.found_options(columns, sample.rows["train"]))
+    found = advice.found_options(columns, sample.rows["train"])
+    if any(own in sample.columns and sample.columns[own].kind == "messages" for own in columns.values()):
+        filled = [c.name for c in sample.columns.values() if c.filled and c.name not in columns.values()]
+        found |= advice.found_beside_messages(filled) if advice.reads_prompts else {}
+    proposal = ObjectiveProposal(objective, columns, found)
     _check_kinds(proposal, sample)
-    confirm_what_is_left_out(advice, columns, request, sample)
+    confirm_what_is_left_out(advice, columns, request, sample, read=proposal.read_columns())
     return proposal
 
 

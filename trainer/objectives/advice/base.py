@@ -129,6 +129,19 @@ class NewRecipeAdvice(ABC):
         """Return options that follow from what some rows hold, beside the columns by flag."""
         return {}
 
+    def found_beside_messages(self, columns: Sequence[str]) -> dict[str, AdvisedValue]:
+        """Return options that name columns beside messages, by their usual names: what the system says, and tools."""
+        usual = {
+            "system_column": (("system", "system_prompt"), "what the system says"),
+            "tools_column": (("tools", "functions", "available_tools"), "the tools, which the chat template writes"),
+        }
+        by_name = {name.lower(): name for name in reversed(columns)}
+        found = dict[str, AdvisedValue]()
+        for option, (names, why) in usual.items():
+            if name := next((by_name[name] for name in names if name in by_name), None):
+                found[option] = AdvisedValue(name, why)
+        return found
+
     def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:
         """Return the questions whose answers are options that nothing but the user knows, such as a language, by option."""
         return {}

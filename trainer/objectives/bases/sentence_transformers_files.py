@@ -164,7 +164,9 @@ def embed_texts(
     parts, found = getattr(network.config, KEY, None) or parts_of(network.config), []
     for start in range(0, len(texts), _BATCH):
         batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
-        inputs = tokenizer(batch, truncation=True, padding=True, padding_side="right", return_tensors="pt").to(network.device)
+        inputs = tokenizer(batch, truncation=True, padding=True, padding_side="right", return_tensors="pt").to(
+            network.device
+        )
         given = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
         states = network(**given).last_hidden_state.float()
         found.append(F.normalize(pool(states, given["attention_mask"], parts["pooling"]), dim=-1))
