@@ -14,7 +14,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain, cycle, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -441,13 +441,15 @@ class ConversationObjective(Objective[ConversationOptionsT]):
             if getattr(self.options, option) and not has_messages:
                 yield Problem(("objective", option), "has no effect without messages", f"remove it, or {instead}")
 
+    def reader_arguments(self, row: Row) -> Mapping[str, Any]:
+        tools = self.tools_of(row) if self.generates_as_released else []
+        return {"tools": tools} if tools else {}
+
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         given = self.reader_input(row)
         if self.renders_conversations():
             given = self.conversation_tokenizer(tokenizer).read(given)
-            if tools := self.tools_of(row):
-                ask = partial(ask, tools=tools)
         generate_tokens_checking_prompt(ask, given, example, tokenizer)
         return {}

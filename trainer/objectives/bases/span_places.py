@@ -34,12 +34,14 @@ def is_moved(span: Mapping[str, Any], text: str) -> bool:
 
 def _other_counts(start: int, end: int, text: str) -> Iterator[tuple[int, int]]:
     """Yield the characters that offsets stand for in units of UTF-16, in bytes of UTF-8, and if the last one counts, too."""
-    if 0 <= start <= end:
-        for encoding, size in (("utf-16-le", 2), ("utf-8", 1)):
-            units = text.encode(encoding, "surrogatepass")
-            before, whole = (units[: size * place].decode(encoding, "ignore") for place in (start, end))
+    if not 0 <= start <= end:
+        return
+    yield start, end + 1
+    for encoding, size in (("utf-16-le", 2), ("utf-8", 1)):
+        units = text.encode(encoding, "surrogatepass")
+        for last in (end, end + 1):
+            before, whole = (units[: size * place].decode(encoding, "ignore") for place in (start, last))
             yield len(before), len(whole)
-        yield start, end + 1
 
 
 def _alike(found: str, said: str) -> bool:
