@@ -305,9 +305,9 @@ class ConversationTokenizer:
                 whole.append((ids[i], [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
-                pieces = cut_at_spans(text, spans)
-                cut += pieces
-                before_cut += ["", *accumulate(pieces[:-1])]
+                parts = cut_at_spans(text, spans)
+                cut += parts
+                before_cut += ["", *accumulate(parts[:-1])]
         tokens = iter(tokenize_behind_characters(before_cut, cut, self.tokenizer) if cut else ())
         for (_, spans, _), own in zip(rendered, whole, strict=True):
             pieces = [] if own else [*islice(tokens, 2 * len(spans) + 1)]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.texts import (
     Tokenizer,
     backend_with_whole_offsets,
@@ -88,12 +89,13 @@ def _special_tokens(tokenizer: Tokenizer) -> list[str]:
     return sorted(filter(None, found), key=len, reverse=True)
 
 
-def _encode(texts: Sequence[str], tokenizer: Tokenizer) -> Sequence[Any]:
+def _encode(texts: Sequence[str], tokenizer: Tokenizer) -> Sequence[Encoding]:
     """Return the encodings of texts, whose offsets have all white space, without special tokens."""
     backend = _backend(tokenizer)
     if backend is None:
         return encode_texts(texts, tokenizer, offsets=True, add_special_tokens=False)
-    return backend.encode_batch([*texts], add_special_tokens=False)
+    found: list[Encoding] = backend.encode_batch([*texts], add_special_tokens=False)
+    return found
 
 
 @lru_cache(maxsize=8)
