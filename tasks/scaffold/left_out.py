@@ -11,7 +11,7 @@ from params.foundation.errors import see_limits
 from tasks.scaffold.look import RowSample, SampledColumn, columns_named, most, texts_in
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT, MEANT_FOR_PROMPTS, USUAL_NAMES
-from trainer.column_template import names_columns
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import NewRecipeAdvice
 
 KIND_WORDS: Final[Mapping[str, str]] = {
@@ -94,13 +94,13 @@ def _confirm_nothing_is_lost(
     if flag in request.columns:
         return
     unread = [c for c in sample.columns.values() if c.filled and c.name not in read]
-    unread = [c for c in unread if not _is_said_elsewhere(c.name, read, sample)]
     for column in unread:
         if column.holds_pictures:
             what = f"`{column.name}` holds pictures or sound, which no objective reads"
             fix = "write what they show or say into a column of text"
             fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(chosen[flag])}{see_limits('objective')}"
             request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
+    unread = [c for c in unread if not (c.holds_pictures or _is_said_elsewhere(c.name, read, sample))]
     named = columns_named({c.name: c for c in unread}, MEANT_FOR_PROMPTS)
     is_meant = {c.name for c in unread if c.holds_texts and not (c.is_incidental or c.is_label or c.names_rows)}
     texts = [c for c in unread if c not in named and c.name in is_meant]
@@ -119,7 +119,7 @@ def _is_said_elsewhere(name: str, read: Collection[str], sample: RowSample) -> b
 
 
 def _confirm_answer(answer: str, others: Sequence[SampledColumn], request: NewRecipeRequest) -> None:
-    for other in others[:1]:
+    for other in others:
         what = f"`{other.name}` may be the answer to learn, too, beside `{answer}`"
         fix = f"add --completion {shlex.quote(answer)} or --completion {shlex.quote(other.name)}"
         request.confirm(f"Learn `{answer}`, without `{other.name}`?", RecipeError("--completion", what, fix))
@@ -133,18 +133,30 @@ def _confirm_prompt(
     reads_several: bool,
     flag: str = "prompt",
 ) -> None:
-    for other in about[:1]:
-        held = KIND_WORDS.get(other.kind, other.kind)
-        what = f"`{other.name}` ({held}) may belong to `{' '.join(prompt.split())}`, and would not be read"
-        if not other.can_be_text:
-            fix = f"write what `{other.name}` holds as text"
-        elif not reads_several:
-            fix = "give a model that answers prompts" if flag == "prompt" else f"write it into `{prompt}`"
-        else:
-            own = prompt if names_columns(prompt) else f"{{{prompt}}}"
-            fix = f"to read both, add --{flag} {_as_argument(f'{{{other.name}}} {own}')}"
-        fix += f"; or, to pass over it, add --{flag} {_as_argument(prompt)}"
-        request.confirm(f"Learn without `{other.name}`?", RecipeError(f"--{flag}", what, fix))
+    if not about:
+        return
+    said = " and ".join(f"`{other.name}` ({KIND_WORDS.get(other.kind, other.kind)})" for other in about)
+    what = f"{said} may belong to `{' '.join(prompt.split())}`, and would not be read"
+    names = [other.name for other in about]
+    if unreadable := [other.name for other in about if not other.can_be_text]:
+        fix = f"write what `{unreadable[0]}` holds as text"
+    elif not reads_several:
+        fix = "give a model that answers prompts" if flag == "prompt" else f"write it into `{prompt}`"
+    else:
+        fix = _read_too(prompt, names, flag)
+    fix += f"; or, to pass over {'it' if len(names) == 1 else 'them'}, add --{flag} {_as_argument(prompt)}"
+    request.confirm(f"Learn without `{'` and `'.join(names)}`?", RecipeError(f"--{flag}", what, fix))
+
+
+def _read_too(prompt: str, names: Sequence[str], flag: str) -> str:
+    """Return how a prompt is read behind other columns."""
+    own = prompt if names_columns(prompt) else f"{{{prompt}}}"
+    template = " ".join([*(f"{{{name}}}" for name in names), own])
+    try:
+        column_or_template(template)
+    except ValueError:
+        return "to read all, give the columns names that can stand in braces, of letters and digits"
+    return f"to read {'both' if len(names) == 1 else 'all'}, add --{flag} {_as_argument(template)}"
 
 
 def _as_argument(columns: str) -> str:

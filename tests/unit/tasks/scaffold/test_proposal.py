@@ -782,6 +782,7 @@ LEFT_OUT = {
     "a passage": ("--prompt", {"question": "question", "passage": "long", "answer": "answer"}),
     "a document": ("--prompt", {"question": "question", "document": "long", "answer": "answer"}),
     "a column of any name": ("--prompt", {"question": "question", "zq": "long", "answer": "answer"}),
+    "two columns": ("--prompt", {"question": "question", "zq": "long", "notes": "long", "answer": "answer"}),
     "a record": ("--prompt", {"question": "question", "about": "record", "answer": "answer"}),
     "the turns before": ("--prompt", {"question": "question", "history": "history", "answer": "answer"}),
     "another answer": (
