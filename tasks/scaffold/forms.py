@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.ingestion.encodings import clean_name
-from tasks.scaffold.look import Row, SampledColumn, columns_named, most
+from tasks.scaffold.look import Row, SampledColumn, columns_named, columns_of_rows, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from tasks.scaffold.usual_names import LISTED, RELEVANCE, USUAL_NAMES
+from tasks.scaffold.usual_names import CONTEXT, LISTED, RELEVANCE, SYSTEM, USUAL_NAMES
 from trainer.objectives.bases.feedback import BAD, GOOD
 from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
@@ -121,6 +121,25 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
     values = [str(value).strip().lower() for value in column.filled]
     is_rating = most((GOOD | BAD).__contains__, values) or (column.is_numeric and not in_words)
     return ", ".join(sorted({*values})[:5]) if is_rating else ""
+
+
+def _are_turns_before(column: SampledColumn, columns: Columns) -> bool:
+    """Whether a column has the turns before a prompt and its answer, each as a list of what was asked and what was answered."""
+    are_turns = _holds(column, lambda one: isinstance(one, list) and [*map(type, one)] == [str, str])
+    return are_turns and column.name.lower() == "history" and all(own.kind == "text" for own in _pair(columns))
+
+
+def _with_turns_before(row: Row, name: str, _: Any) -> list[NewRow]:
+    """Return a row with one conversation: what the system says, the turns before, the prompt with what it is about, and the answer."""
+    columns = columns_of_rows([row])
+    prompt, answer = (own.name for own in _pair(columns))
+    about, system = ([own.name for own in columns_named(columns, usual)] for usual in (CONTEXT, SYSTEM))
+    asked = [prompt, *(one for one in about if one != prompt)]
+    said = [str(row[one]) for one in asked if str(row.get(one) or "").strip()]
+    messages = [{"role": "system", "content": row[one]} for one in system[:1] if str(row[one] or "").strip()]
+    for turn in [*(row.get(name) or ()), ["\n\n".join(said), row[answer]]]:
+        messages += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+    return [_without(row, name, *asked, answer, *system[:1]) | {"messages": messages}]
 
 
 def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
@@ -282,6 +301,7 @@ FORMS: Final = (
     RowForm(_LIKED, "the rows with good answers", partial(_ratings, in_words=True), _good),
     RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
     _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
+    _Other("holds the turns before the prompt", "all as `messages`", _are_turns_before, _with_turns_before),
     _Other("holds choices with marks, which `{found}` names", "lists of them", _right_choice, _with_choices),
     RowForm(
         "holds true and false, and grades are numbers",

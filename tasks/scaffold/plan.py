@@ -27,6 +27,7 @@ from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
+from trainer.objectives.bases.messages import MARKS, count_unread_keys
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 
@@ -163,8 +164,25 @@ def plan_recipe(
     }
     encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    more_remarks = [*choices.find_few_test_rows(sample, shares), *choices.propose_time_split(sample, shares)]
+    more_remarks = [
+        *_keys_that_nothing_reads(proposal, sample, tokenizer),
+        *choices.find_few_test_rows(sample, shares),
+        *choices.propose_time_split(sample, shares),
+    ]
     return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
+
+
+def _keys_that_nothing_reads(
+    proposal: ObjectiveProposal, sample: RowSample, tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
+    """Return a remark that names keys of messages that neither Evergreen nor the chat template reads, if there are some."""
+    columns = [sample.columns[name] for name in proposal.read_columns() if sample.columns[name].kind == "messages"]
+    template = conversation_template(tokenizer) or ""
+    counts = count_unread_keys(chain.from_iterable(column.filled for column in columns), template)
+    said = ", ".join(f"`{key}` of {count:,} messages" for key, count in counts.most_common(5))
+    marks = ", ".join(f"`{mark}`" for mark in MARKS)
+    what = f"neither the chat template nor Evergreen reads {said}; what says which answers are not learned is {marks}"
+    return [what] if counts else []
 
 
 def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:

@@ -16,6 +16,7 @@ from trainer import objectives
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.span_places import is_moved
 
 _OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
 """Numbers, and names of what is called, of which each row has others."""
@@ -128,6 +129,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     repeated = len(train) - len(answers) if columns else 0
     known = sum(_input(row, columns) in answers for row in held_out)
     conflicting = sum(len(found) > 1 for found in answers.values())
+    spans = proposal.columns.get("spans")
+    moved = sum(is_moved(span, objective.text(row)) for row in train for span in (row.get(spans) or ())) if spans else 0
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
     uses = Counter(part for label in labels for part in _parts(label))
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
@@ -141,6 +144,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
         f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will refuse them: add"
         " training rows with these labels, or take the rows with them out of the held-out data": unseen,
+        f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is": moved,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
         **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
     }

@@ -104,6 +104,18 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         "sft",
         {},
     ),
+    "a prompt and the turns before it": (
+        many(
+            *(
+                {"instruction": "a “b”", "input": more, "output": "007", "system": "Be “b”.", "history": before}
+                for more, before in (("", [["a “b”", "007"]]), ("c", []))
+            )
+        ),
+        "turns before the prompt",
+        {"id": "000", "messages": [{"role": "system", "content": "Be “b”."}, *CHAT, *CHAT]},
+        "sft",
+        {},
+    ),
     "good and bad answers as messages": (
         [
             row | {"completion": [{"role": "assistant", "content": row["completion"]}]}
