@@ -149,6 +149,13 @@ def _keys(column: SampledColumn) -> str:
     return ", ".join(map(repr, [*keys][:5]))
 
 
+def _with_keys(row: NewRow, record: NewRow) -> NewRow:
+    """Return a row with the values of a record; ValueError if one would take the place of another value."""
+    if taken := [key for key, value in record.items() if row.get(key, value) != value]:
+        raise ValueError(f"`{taken[0]}` is a column with another value already")
+    return row | record
+
+
 def _holds(column: SampledColumn, is_item: Callable[[Any], bool]) -> bool:
     """Whether a column holds lists of nothing else than such items."""
     return column.kind == "list" and any(column.filled) and all(map(is_item, column.items))
@@ -297,7 +304,7 @@ FORMS: Final = (
         lambda c, columns: (
             (c.name == "translation" or all(own.kind != "text" for own in columns.values())) and _keys(c)
         ),
-        lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
+        lambda row, name, _: [_with_keys(_without(row, name), row.get(name) or {})],
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),
     RowForm(
