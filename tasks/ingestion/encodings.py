@@ -20,6 +20,7 @@ from tasks.ingestion.row_limit import bounded_lines
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 _HEAD_BYTES = 4096
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -80,6 +81,10 @@ def translate_read_errors(path: Path, name: str) -> Iterator[None]:
     try:
         if path.stat().st_size == 0:
             raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
+        with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                what = "is a pointer of Git LFS, which stands in place of the file"
+                raise DataError(name, what, "get the file itself: git lfs pull")
         yield
     except UnicodeDecodeError as error:
         raise not_utf8_error(path, name, error) from error

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from params import DataError
 from tasks.ingestion import encodings
 from tasks.ingestion.batches import BATCH_ROWS, Batches, SourceBatch, to_batches
+from tasks.ingestion.class_names import find_class_features, name_classes
 from tasks.ingestion.json_files import has_row_per_line, read_json_items, read_json_lines
 from tasks.ingestion.row_limit import (
     MAX_ROW_BYTES,
@@ -99,11 +100,12 @@ def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | No
     starts = np.cumsum([0, *sizes]).tolist()
     stop = starts[-1] if rows is None else first + rows
     groups = [i for i in range(len(sizes)) if starts[i] < stop and starts[i + 1] > first]
-    begin = starts[groups[0]] if groups else first
+    begin, classes = starts[groups[0]] if groups else first, find_class_features(file.schema_arrow)
     for batch in _decoded(file, name, groups):
         skip = max(0, first - begin)
         found, at = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip)), begin + skip
-        for part in bounded_slices(found, name, at) if len(found) else ():
+        for bounded in bounded_slices(found, name, at) if len(found) else ():
+            part = name_classes(bounded, classes, f"{name} from row {at} on") if classes else bounded
             yield SourceBatch(part, lambda row, start=at: f"{name} row {start + row}")  # type: ignore[misc]
             at += len(part)
         begin += len(batch)

@@ -24,6 +24,7 @@ from params.foundation.installation import install_extra
 from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8, translate_read_errors
+from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
 from tasks.ingestion.source import open_source
 from tasks.ingestion.tables import open_table
@@ -57,6 +58,9 @@ def convert_files(
         DataError: a file cannot be read, or the rows have no form that is known.
         RecipeError: a file to write exists, or cannot hold such rows.
     """
+    if len(patterns) == 1 and Path(patterns[0]).is_dir():
+        _write_texts_of_classes(Path(patterns[0]), to)
+        return
     matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
     if missing := [pattern for pattern, names in matching.items() if not names]:
         raise DataError(missing[0], "there is no such file", "check the path")
@@ -87,6 +91,29 @@ def convert_files(
         form = _find_form(paths, names)
         if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
             raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
+
+
+def _write_texts_of_classes(folder: Path, to: Path) -> None:
+    """Write a row for each text in the folders of a folder, with the name of its folder as label."""
+    paths = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+    if not paths:
+        raise DataError(str(folder), "has no folders with texts (.txt), one for each class", "name files, or a glob")
+    if to.exists() or to.suffix != ".jsonl":
+        what = "exists" if to.exists() else "would not say what is in it: JSONL"
+        raise RecipeError(str(to), what, f"name another file, such as {to.with_suffix('.jsonl')}")
+    rows = ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    write_text_atomically(to, "\n".join(lines) + "\n")
+    written = [json.loads(line) for line in to.read_text(encoding="utf-8").split("\n") if line]
+    compare(folder, (row["text"] for row in written), (text for path in paths for text in _read_text(path)))
+    classes = Counter(row["label"] for row in written)
+    print(f"wrote the texts of {', '.join(f'{name} ({count:,})' for name, count in classes.items())} into {to}")
+    print(f"  compared row by row: {len(written):,} rows, 0 values changed")
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    batches = read_rows_of_file(path, str(path), "file")
+    return (row["text"] for batch in batches for row in batch.rows.to_pylist())
 
 
 def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:

@@ -51,8 +51,10 @@ def refuse_misreadable_file(path: Path) -> None:
     Raises:
         DataError: the file has another format or encoding, or no header.
     """
-    suffix = format_suffix(path)
-    if holds_tagged_words(path):
+    suffix, name = format_suffix(path), str(path)
+    with translate_read_errors(path, name):
+        is_tagged = holds_tagged_words(path)
+    if is_tagged:
         fix = f"make texts with spans of it: {convert_command(path, '.jsonl')}"
         raise DataError(str(path), "has a word with its tag in each line", fix)
     if suffix in OTHER_FORMATS:

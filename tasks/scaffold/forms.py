@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
 from tasks.scaffold.usual_names import LISTED, RELEVANCE, USUAL_NAMES
+from tasks.scaffold.written_values import looks_written, parse_written
 from trainer.objectives.bases.feedback import BAD, GOOD
 from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
@@ -94,6 +94,25 @@ def _only(values: Sequence[Any]) -> Any:
 
 def _good(row: Row, name: str, _: Any) -> list[NewRow]:
     return [_without(row, name)] if str(row.get(name)).strip().lower() in GOOD else []
+
+
+def _answered_label(column: SampledColumn, columns: Columns) -> str:
+    """Return the only label of all rows, if a column says of each row whether it is accepted: two classes, as in Prodigy's binary annotations."""
+    is_answer = column.name == "answer" and {"accept", "reject"} <= {*map(str, column.filled)} <= {
+        "accept",
+        "reject",
+        "ignore",
+    }
+    label = columns.get("label")
+    is_one = is_answer and label is not None and label.kind == "text" and label.distinct == 1
+    return str(label.filled[0]) if is_one and label else ""
+
+
+def _with_answer(row: Row, name: str, _: Any) -> list[NewRow]:
+    label = row.get("label")
+    if row.get(name) == "ignore" or label is None:
+        return []
+    return [_without(row, name) | {"label": label if row.get(name) == "accept" else f"not {label}"}]
 
 
 def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
@@ -260,7 +279,7 @@ _ROLES: Final = {
 }
 _Label = partial(RowForm, role="label")
 _Other = partial(RowForm, is_proposed=False)
-_JSON: Final = ("holds JSON as text", "what it says")
+_JSON: Final = ("holds JSON as text, or lists and records as Python writes them", "what it says")
 _RATED: Final = "seems to say how good the answers are ({found}), and no objective reads that"
 _LIKED: Final = (
     "seems to say how good the answers are ({found}), and no objective for these rows and this model reads that"
@@ -273,11 +292,22 @@ FORMS: Final = (
     _Other(
         *_JSON,
         lambda c, _: c.kind == "json" and any(c.parsed) and most(looks_like_conversation, c.parsed),
-        _changed(json.loads),
+        _changed(parse_written),
     ),
-    RowForm(*_JSON, lambda c, _: c.kind == "json", _changed(json.loads)),
+    RowForm(*_JSON, lambda c, _: c.kind == "json", _changed(parse_written)),
+    _Other(
+        "holds lists or records as text, in a form that cannot be read",
+        "write them as JSON, with the program that has them",
+        lambda c, _: c.kind == "text" and most(looks_written, c.filled),
+    ),
     RowForm(
         "holds all rows as one list", "one row per line", lambda c, _: _are_rows(c), lambda row, name, _: row[name]
+    ),
+    _Other(
+        "says whether the label {found!r} is right",
+        "the labels {found!r} and 'not {found}'",
+        _answered_label,
+        _with_answer,
     ),
     _Other(
         "says which rows were rejected or ignored",

@@ -210,6 +210,29 @@ def test_no_value_is_another_one_after_the_named_command(
         assert said.count("0 values changed") == sum(command.startswith("convert") for command in commands)
 
 
+@pytest.mark.parametrize("splits", [("",), ("train/", "test/")])
+def test_a_folder_of_a_folder_for_each_class_is_a_classification(
+    splits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split in splits:
+        for i in range(20):
+            path = Path(f"films/{split}{('pos', 'neg')[i % 2]}/{i}.txt")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f'Film "{i}",\n\n{split} is it.\n')
+    with pytest.raises(DataError, match="a folder of texts for each of neg, pos, which may be classes") as caught:
+        find_source(NewRecipeRequest("x", "films"))
+    for command in re.findall(r"evergreen (convert \S+ \S+?)(?:;| &&)", caught.value.fix):
+        assert main(command.split()) == 0
+    flags = shlex.split(caught.value.fix.partition("then give ")[2].partition(";")[0])
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    found = find_source(NewRecipeRequest("x", given["--data"], test=given.get("--test", ""))).source
+    rows = read_source_sample(found).rows
+    assert [len(own) for own in rows.values()] == [20] * len(splits)
+    assert {(row["label"], row["text"]) for row in rows["train"]} >= {("neg", f'Film "1",\n\n{splits[0]} is it.\n')}
+    assert find_source(NewRecipeRequest("x", "films/**/*.txt")).keys["text_unit"] in ("file", "paragraph")
+
+
 def test_every_command_that_a_message_names_is_run_above() -> None:
     """All of them are made by `convert_command`, or stand in `OTHER_FORMATS`; those of rows of another form: test_forms."""
     code = "".join(path.read_text() for path in (PROJECT / "tasks").rglob("*.py"))
