@@ -290,9 +290,10 @@ class _Lines:
 def _read_records(lines: _Lines, delimiter: str, width: int = 0, *, is_quoted: bool) -> Iterator[tuple[str, list[str]]]:
     """Yield the address and the cells of each record; each has as many as the first, or `width`."""
     csv.field_size_limit(MAX_ROW_BYTES)
-    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     in_quotes = f'put cells with {DELIMITERS[delimiter]} or line breaks in quotes: "a{delimiter} b"'
-    reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
+    reader = csv.reader(
+        lines, strict=True, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    )
     next_where, has_returns = lines.begin_record(), width > 0
     try:
         for cells in reader:
