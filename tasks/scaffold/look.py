@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from tasks.ingestion.row_limit import size_of_row
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
+from tasks.scaffold.written_values import looks_written, parse_written
 from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.messages import looks_like_conversation
 from trainer.objectives.bases.pictures import KEYS as PICTURE_KEYS
@@ -74,7 +74,7 @@ class SampledColumn:
 
     @cached_property
     def parsed(self) -> list[Any]:
-        """What texts say that are a list or a mapping as JSON; None for others."""
+        """What texts say that are a list or a mapping, as JSON, Python or numpy write it; None for others."""
         return list(map(_parsed, self.filled))
 
     @cached_property
@@ -266,8 +266,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _parsed(text: str) -> Any:
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text) if text.lstrip().startswith(("[", "{")) else None
+    with contextlib.suppress(ValueError):
+        return parse_written(text) if looks_written(text) else None
 
 
 def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[str, SampledColumn]:

@@ -18,7 +18,7 @@ from tasks.scaffold.choices import Keys
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
-from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
+from tasks.scaffold.quality import NO_LABEL, SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import OPTION_FLAGS, NewRecipeRequest, option_flag
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
@@ -129,6 +129,7 @@ def plan_recipe(
         "data": _data_keys(found, proposal, quality, shares, objective.group_columns),
         "validation": {
             "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
+            **_checks_of_labels(quality),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
         },
         "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
@@ -328,6 +329,13 @@ def _can_train(
     except RecipeError:
         return False
     return True
+
+
+def _checks_of_labels(quality: SampleQuality) -> dict[str, AdvisedValue]:
+    if not quality.unlabelled:
+        return {}
+    check = {"type": "expect_column_values_to_not_be_in_set", "column": quality.unlabelled, "value_set": [NO_LABEL]}
+    return {"expectations": AdvisedValue([check], f"`{NO_LABEL}` stands for no label")}
 
 
 def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: SampleQuality) -> AdvisedValue:

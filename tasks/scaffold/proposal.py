@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from trainer import objectives
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.advice.pairs import find_usual_pair
+from trainer.objectives.bases.label_sets import says_yes
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.rows import ColumnKind
 
@@ -174,6 +176,10 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
     for flag in proposal.columns:
         for column in (sample.columns[name] for name in proposal.read_columns(flag)):
             kind = kinds.get(column.name)
+            if (
+                flag == "labels" and kind == "label" and most(_says_yes_or_no, column.filled)
+            ):  # or the share that says yes
+                continue
             is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
             role = "text" if is_text else kind or ""
             forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
@@ -191,6 +197,13 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
+
+
+def _says_yes_or_no(value: Any) -> bool:
+    with contextlib.suppress(ValueError):
+        says_yes(value)
+        return True
+    return False
 
 
 def _check_named(objective: str, kind: ModelKind) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from params import DataError, RecipeError
+from params import DataError, EvergreenError, RecipeError
 from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
@@ -268,6 +268,13 @@ def test_columns_of_embeddings_that_the_user_names() -> None:
 def test_rows_of_each_form(form: str) -> None:
     columns, kind, objective, expected = FORMS[form]
     assert proposed(sample(**columns), kind) == ObjectiveProposal(objective, expected)
+
+
+def test_shares_of_people_are_labels_where_a_flag_names_their_columns() -> None:
+    rows = sample(text=TEXTS, rude=[0.0, 0.25, 0.75, 1.0] * 15, funny=["yes", "no"] * 30, far=[0.5, 2.5] * 30)
+    assert proposed(rows, columns={"labels": "{rude} {funny}"}).objective == "multi_label_classification"
+    with pytest.raises(EvergreenError, match="holds numbers with decimals"):
+        proposed(rows, columns={"labels": "{rude} {far}"})
 
 
 def test_two_texts_need_a_choice() -> None:
