@@ -12,13 +12,14 @@ import pytest
 from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, TIMES
 from params.schema import ObjectiveChoice
-from tasks.digests import PROVENANCE
+from tasks.digests import PROVENANCE, RecordOfRows
 from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import ComparedColumns, hash_rows
-from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.hub_client.connection import open_repository
+from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
+from tasks.lineage.training_record import RowsOfTraining, SaidOfRows
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import write_run_report_page
@@ -62,8 +63,10 @@ def profile_of(artifacts, recipe, split):
 def release(artifacts, recipe, learned):
     """Publish a first release whose model says that it learned from a split."""
     releases.learn(artifacts, recipe, 12)
-    artifacts.data_profile.parent.mkdir(exist_ok=True)
-    artifacts.data_profile.write_bytes(profile_of(artifacts, recipe, learned))
+    rows = SplitRows(artifacts.rows / learned)
+    columns = ComparedColumns.of(rows, objectives.build_objective(recipe.objective), ())
+    said = SaidOfRows(own=RecordOfRows(), before=RecordOfRows())
+    RowsOfTraining(KnownHashes.of(rows, columns), KnownHashes()).write(said, columns, artifacts.known_rows)
     releases.evaluate(artifacts, recipe)
     return releases.publish(artifacts, recipe)
 
@@ -117,6 +120,13 @@ def let_start_have_learned(artifacts, recipe, rows):
     write_hashes(KnownHashes(hashes[rows]), columns, artifacts.start_record / KNOWN_ROWS)
     trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
     save_report(trained, artifacts.report("train"))
+    record_training(artifacts, recipe)
+
+
+def record_training(artifacts, recipe):
+    """What the training writes beside its model if it started from the release."""
+    model = recipe.model.model_copy(update={"start": "champion"})
+    record_learned_rows(artifacts.model, artifacts, model, objectives.build_objective(recipe.objective))
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +198,7 @@ def test_a_start_that_does_not_name_its_rows_is_said(released):
     releases.learn(artifacts, recipe, 40)
     let_start_have_learned(artifacts, recipe, slice(0, 15))
     (artifacts.start_record / KNOWN_ROWS).unlink()
+    record_training(artifacts, recipe)
     report = releases.evaluate(artifacts, recipe)
     assert (report.rows, report.learned) == (40, 0)
     reason = json.loads(artifacts.blessing.read_text())["reasons"][-1]

@@ -18,9 +18,9 @@ from params.schema import ObjectiveChoice, Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.hub_client.connection import open_repository
 from tasks.hub_server.server import LocalHub
+from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
 from tasks.publishing.provenance import collect_provenance
 from tasks.releases.rollback import commit_rollback
 from tasks.shards.kept_work import ShardWorkers
@@ -103,7 +103,8 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     pin(artifacts, recipe)
     release = artifacts.root / "release"
     release.mkdir()
-    shutil.copy(artifacts.known_rows, release)
+    started = recipe.model.model_copy(update={"start": "champion"})
+    record_learned_rows(release, artifacts, started, objectives.build_objective(recipe.objective))
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
     held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
     assert len(held_out.learned_by([rows_of_release(release, "the release", held_out.columns)])) == 90
