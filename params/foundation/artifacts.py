@@ -118,6 +118,7 @@ class Artifacts:
     start_record = _Below("start", "record")  # validate: what the release of that model says of itself and of its rows
     start_choice = _Below("run", "start.json")  # validate: which release a training starts from, and what decided it
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
+    train_rows = _Below("tokens", KNOWN_ROWS)  # tokenize: which rows a training with these tokens learns from
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer
     known_rows = _Below("model", KNOWN_ROWS)  # train: which rows the model has learned from, itself and through what it started from

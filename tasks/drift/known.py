@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,9 @@ _MAX_MEMORY: Final = 4 << 30
 _LEFT_OUT: Final = np.uint64(24)
 """Bits of a hash that the file lacks."""
 _COLUMN: Final = "hash"
-_BEFORE: Final = "before"
+Part = Literal["own", "start", "base"]
+PARTS: Final[tuple[Part, ...]] = ("own", "start", "base")
+"""Columns that say who has learned from a row: the training itself, what it started from, or its base. Files of earlier versions lack them."""
 _CONTENT: Final = b"evergreen.content"
 """Key of the file's metadata: the columns whose values tell two rows apart."""
 _INPUTS: Final = b"evergreen.inputs"
@@ -50,10 +52,13 @@ class KnownHashes:
     """Whether there are hashes of the inputs of all these rows; releases of earlier versions have none."""
 
     @classmethod
-    def of(cls, rows: SplitRows, columns: ComparedColumns) -> KnownHashes:
-        """Return all rows of a folder, by their content and by their inputs."""
-        forms = (columns, columns.in_form(INPUT_FORM))
-        return cls(np.unique(np.concatenate([shorten_hashes(hash_rows(rows, form)[1]) for form in forms])))
+    def of(cls, rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers | None = None) -> KnownHashes:
+        """Return all rows of a folder, by their content and by their inputs; with `workers`, their hashes are kept for the next run."""
+        found = [np.zeros(0, np.int64)]
+        for form in (columns, columns.in_form(INPUT_FORM)):
+            parts = hash_shards(rows, form, workers) if workers else [hash_rows(rows, form)]
+            found += [shorten_hashes(hashes) for _, hashes in parts]
+        return cls(np.unique(np.concatenate(found)))
 
     @classmethod
     def join(cls, parts: Iterable[KnownHashes]) -> KnownHashes:
@@ -94,27 +99,23 @@ def shorten_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def write_hashes(
-    known: KnownHashes,
-    columns: ComparedColumns,
-    path: Path,
-    *,
-    before: KnownHashes | None = None,
-    said: Mapping[bytes, bytes] | None = None,
+    parts: Mapping[Part, KnownHashes], columns: ComparedColumns, path: Path, said: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Write parts of hashes; equal rows give equal bytes. `before` are those that were known before the training, `said` is further metadata."""
-    earlier = before or KnownHashes()
-    every = KnownHashes.join([known, earlier])
-    written = [WRITTEN_FORM] if every.is_written else []
+    """Write parts of hashes, and who has learned from the rows; equal rows give equal bytes. `said` is further metadata."""
+    every = KnownHashes.join(parts.values())
+    hashes = np.unique(every.hashes)
     metadata = {
         _CONTENT: json.dumps(columns.content).encode(),
         _INPUTS: json.dumps(columns.inputs).encode(),
-        _FORMS: json.dumps([READ_FORM, INPUT_FORM, *written]).encode(),
+        _FORMS: json.dumps([READ_FORM, INPUT_FORM, *([WRITTEN_FORM] if every.is_written else [])]).encode(),
         **(said or {}),
     }
-    hashes = np.unique(every.hashes)
-    schema = pa.schema([(_COLUMN, pa.int64()), (_BEFORE, pa.bool_())], metadata=metadata)
-    table = pa.table([hashes, np.isin(hashes, earlier.hashes)], schema=schema)
-    encoding = {_COLUMN: "DELTA_BINARY_PACKED", _BEFORE: "RLE"}
+    schema = pa.schema([(_COLUMN, pa.int64()), *((name, pa.bool_()) for name in PARTS)], metadata=metadata)
+    is_of = [
+        np.isin(hashes, parts[name].hashes) if name in parts else np.zeros(len(hashes), np.bool_) for name in PARTS
+    ]
+    encoding = {_COLUMN: "DELTA_BINARY_PACKED", **dict.fromkeys(PARTS, "RLE")}
+    table = pa.table([hashes, *is_of], schema=schema)
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
 
@@ -148,7 +149,7 @@ def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool, by_
     """
     file, profile = release / KNOWN_ROWS, release / PROFILE
     if file.exists():
-        return read_hashes_of_file(file, columns, by_input=by_input)[0]
+        return KnownHashes.join(read_hashes_of_file(file, columns, by_input=by_input).values())
     if not profile.exists():
         raise ValueError("it does not say which rows it has learned from")
     known = DataProfile.load(profile.read_bytes())
@@ -158,15 +159,13 @@ def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool, by_
     return KnownHashes(shorten_hashes(known.known), known.form == WRITTEN_FORM, has_inputs=False)
 
 
-def read_hashes_of_file(
-    file: Path, columns: ComparedColumns, *, by_input: bool = False
-) -> tuple[KnownHashes, KnownHashes]:
-    """Return all rows in a file of `write_hashes`, and those that were known before the training; ValueError as `read_hashes`."""
+def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool = False) -> dict[Part, KnownHashes]:
+    """Return the rows in a file of `write_hashes`, by who has learned from them; ValueError as `read_hashes`."""
     try:
         with limit_memory(_MAX_MEMORY):
             table = pq.read_table(file)
             metadata, hashes = table.schema.metadata, table[_COLUMN].to_numpy()
-            is_before = table[_BEFORE].to_numpy() if _BEFORE in table.column_names else np.zeros(len(hashes), np.bool_)
+            is_of = {name: table[name].to_numpy() for name in PARTS if name in table.column_names}
             content, forms = json.loads(metadata[_CONTENT]), json.loads(metadata.get(_FORMS, b"[1]"))
             inputs = json.loads(metadata.get(_INPUTS, b"null"))
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
@@ -176,7 +175,9 @@ def read_hashes_of_file(
     if not has_same_inputs:
         _check_columns(columns, content)
     said = {"is_written": WRITTEN_FORM in forms, "has_inputs": INPUT_FORM in forms}
-    return KnownHashes(hashes, **said), KnownHashes(hashes[is_before], **said)
+    if not is_of:
+        return {"own": KnownHashes(hashes, **said)}
+    return {name: KnownHashes(hashes[chosen], **said) for name, chosen in is_of.items()}
 
 
 def read_metadata(file: Path) -> Mapping[bytes, bytes]:

@@ -83,28 +83,32 @@ class ComparedColumns:
     """`READ_FORM`, `INPUT_FORM` or `WRITTEN_FORM`: what is hashed of a row."""
 
     @classmethod
-    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
+    def of_objective(cls, objective: Objective[Any]) -> ComparedColumns:
+        """Return the columns that the objective reads."""
         kinds = objective.columns()
         has_lists = objectives.overrides_method(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
         listed = min(lists, key=lambda column: kinds[column], default="")
-        others = {ROW_ID, *kinds, *rows.group_by, *ignore}
         numbers = tuple(column for column, kind in kinds.items() if kind == "number")
         return cls(
             tuple(column for column, kind in kinds.items() if kind == "label"),
             tuple(column for column, kind in kinds.items() if kind not in ("label", "number")),
-            numbers
-            + tuple(
-                f.name
-                for f in rows.schema
-                if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
-            ),
-            rows.group_by,
+            numbers,
+            {},
             listed,
             objective,
             numbers,
             form=READ_FORM,
         )
+
+    @classmethod
+    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
+        """Return these, the other columns of numbers without those in `ignore`, and what says that rows belong together."""
+        found = cls.of_objective(objective)
+        others = {ROW_ID, *objective.columns(), *rows.group_by, *ignore}
+        numbers = (field.name for field in rows.schema if types.is_integer(field.type) or types.is_floating(field.type))
+        further = tuple(name for name in numbers if name not in others)
+        return replace(found, numbers=found.numbers + further, group_by=rows.group_by)
 
     @property
     def labelled(self) -> list[str]:

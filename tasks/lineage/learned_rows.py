@@ -14,7 +14,6 @@ looked for by its input. What is not known is said, never taken for "not learned
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +25,10 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, RecordOfRows, ReleaseRecord
-from tasks.drift.known import KnownHashes, find_known_rows, read_hashes
+from tasks.drift.known import KnownHashes, Part, find_known_rows, read_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents
-from tasks.lineage.training_record import RowsOfTraining, SaidOfRows
+from tasks.lineage.training_record import SaidOfRows, TrainingRecord
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
@@ -133,16 +132,19 @@ def _rows_of_run(folder: Path, name: str, columns: ComparedColumns) -> LearnedRo
         )
         return LearnedRows(_NO_ROWS, unknown=(f"{why}; train it again",))
     try:
-        said = SaidOfRows.read(file)
+        record = TrainingRecord.read(file, columns)
     except ValueError as error:
-        return LearnedRows(_NO_ROWS, unknown=(f"{name}: its {KNOWN_ROWS} cannot be used: {error}",))
-    hashes, unknown = _NO_ROWS, said.before.unknown
-    try:
-        hashes = RowsOfTraining.read(file, columns).every
-    except ValueError as error:
-        unknown += (f"{name}: {error}",)
-    until = max(said.own.learned_until, said.before.learned_until)
-    return LearnedRows(hashes, until, "time" in (said.own.split, said.before.split), unknown)
+        return LearnedRows(_NO_ROWS, unknown=(f"{name}: {error}",))
+    said, rows = record.said, record.rows
+    parts = [said.own, said.start, said.base]
+    shares = np.isin(rows["base"].hashes, rows["own"].hashes).any()
+    times = [one for one in parts if one is not said.base or shares]  # else the base has learned from other data
+    return LearnedRows(
+        KnownHashes.join(rows.values()),
+        max(one.learned_until for one in times),
+        "time" in [one.split for one in times],
+        tuple(reason for one in parts for reason in one.unknown),
+    )
 
 
 def rows_before_training(artifacts: Artifacts, model: Model, columns: ComparedColumns) -> list[LearnedRows]:
@@ -150,47 +152,54 @@ def rows_before_training(artifacts: Artifacts, model: Model, columns: ComparedCo
 
     `model` is the section of its recipe.
     """
-    file, name = artifacts.known_rows, f"{artifacts.run}/model"
-    if not file.exists():
+    name = f"{artifacts.run}/model"
+    if not artifacts.known_rows.exists():
         why = f"{name}: its training did not record what it goes back to, as those of earlier versions did not; train again"
         return [LearnedRows(_NO_ROWS, unknown=(why,))] if list_ancestors(artifacts, model) else []
     try:
-        before, hashes = SaidOfRows.read(file).before, RowsOfTraining.read(file, columns).before
+        record = TrainingRecord.read(artifacts.known_rows, columns)
     except ValueError as error:
-        return [LearnedRows(_NO_ROWS, unknown=(f"{name}: its {KNOWN_ROWS} cannot be used: {error}",))]
-    found = LearnedRows(hashes, before.learned_until, before.split == "time", before.unknown)
-    return [found] if len(hashes.hashes) or found.until or found.unknown else []
+        return [LearnedRows(_NO_ROWS, unknown=(f"{name}: {error}",))]
+    said, rows = record.said, record.rows
+    pairs = [(said.start, rows["start"], False), (said.base, rows["base"], True)]
+    found = [LearnedRows(its, one.learned_until, one.split == "time", one.unknown, of) for one, its, of in pairs]
+    found.append(LearnedRows(_NO_ROWS, unknown=said.own.unknown))
+    return [one for one in found if len(one.hashes.hashes) or one.until or one.unknown]
 
 
 def record_learned_rows(folder: Path, artifacts: Artifacts, model: Model, objective: Objective[Any]) -> None:
-    """Write beside the model in a folder which rows it has learned from: the training split, and what its start and its base have learned from.
+    """Write beside the model in a folder which rows it has learned from: those of its tokens, and what its start and its base have learned from.
 
     `model` is the section of the recipe that the training had.
     """
-    rows = SplitRows(artifacts.rows / "train")
-    columns = ComparedColumns.of(rows, objective, ())
+    columns = ComparedColumns.of_objective(objective)
     parents = [_rows_of_parent(one, columns) for one in list_parents(artifacts, model)]
-    found = HeldOutRows(rows, columns).without_times_of_other_data(parents)
-    before = RecordOfRows(
-        learned_until=max((one.until for one in found), default=""),
-        split=_name_split(is_by_time=any(one.is_split_by_time for one in found)),
-        unknown=list_unknown(found),
+    start, base = ([one for one in parents if one.is_of_base == is_of_base] for is_of_base in (False, True))
+    own, said = _read_own_rows(artifacts, columns)
+    rows: dict[Part, KnownHashes] = {"own": own, "start": _join(start), "base": _join(base)}
+    TrainingRecord(rows, SaidOfRows(own=said, start=_describe(start), base=_describe(base))).write(columns, folder)
+
+
+def _read_own_rows(artifacts: Artifacts, columns: ComparedColumns) -> tuple[KnownHashes, RecordOfRows]:
+    try:
+        own = TrainingRecord.read(artifacts.train_rows, columns)
+    except ValueError as error:
+        return _NO_ROWS, RecordOfRows(
+            unknown=(f"{artifacts.run}/model: which rows its tokens are of is unknown: {error}",)
+        )
+    return own.rows["own"], own.said.own
+
+
+def _join(models: Iterable[LearnedRows]) -> KnownHashes:
+    return KnownHashes.join(one.hashes for one in models)
+
+
+def _describe(models: Sequence[LearnedRows]) -> RecordOfRows:
+    return RecordOfRows(
+        learned_until=max((one.until for one in models), default=""),
+        split="time" if any(one.is_split_by_time for one in models) else "hash",
+        unknown=list_unknown(models),
     )
-    own = RecordOfRows(
-        learned_until=_learned_until(artifacts), split=_name_split(is_by_time=rows.times.get("split") == "time")
-    )
-    hashes = KnownHashes.join(one.hashes for one in found)
-    learned = RowsOfTraining(KnownHashes.join([KnownHashes.of(rows, columns), hashes]), hashes)
-    learned.write(SaidOfRows(own=own, before=before), columns, folder / KNOWN_ROWS)
-
-
-def _name_split(*, is_by_time: bool) -> str:
-    return "time" if is_by_time else "hash"
-
-
-def _learned_until(artifacts: Artifacts) -> str:
-    path = artifacts.report("ingest")
-    return str(json.loads(path.read_bytes()).get("learned_until", "")) if path.exists() else ""
 
 
 def _rows_of_parent(parent: Ancestor, columns: ComparedColumns) -> LearnedRows:

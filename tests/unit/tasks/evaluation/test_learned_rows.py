@@ -12,14 +12,14 @@ import pytest
 from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, TIMES
 from params.schema import ObjectiveChoice
-from tasks.digests import PROVENANCE, RecordOfRows
+from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.hub_client.connection import open_repository
 from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
-from tasks.lineage.training_record import RowsOfTraining, SaidOfRows
+from tasks.lineage.training_record import SaidOfRows, TrainingRecord
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import write_run_report_page
@@ -63,10 +63,9 @@ def profile_of(artifacts, recipe, split):
 def release(artifacts, recipe, learned):
     """Publish a first release whose model says that it learned from a split."""
     releases.learn(artifacts, recipe, 12)
-    rows = SplitRows(artifacts.rows / learned)
-    columns = ComparedColumns.of(rows, objectives.build_objective(recipe.objective), ())
-    said = SaidOfRows(own=RecordOfRows(), before=RecordOfRows())
-    RowsOfTraining(KnownHashes.of(rows, columns), KnownHashes()).write(said, columns, artifacts.known_rows)
+    columns = ComparedColumns.of_objective(objectives.build_objective(recipe.objective))
+    rows = KnownHashes.of(SplitRows(artifacts.rows / learned), columns)
+    TrainingRecord({"own": rows}, SaidOfRows()).write(columns, artifacts.model)
     releases.evaluate(artifacts, recipe)
     return releases.publish(artifacts, recipe)
 
@@ -117,7 +116,7 @@ def let_start_have_learned(artifacts, recipe, rows):
     held_out = SplitRows(artifacts.rows / "test")
     columns = ComparedColumns.of(held_out, objectives.build_objective(recipe.objective), ())
     hashes = shorten_hashes(hash_rows(held_out, columns)[1])
-    write_hashes(KnownHashes(hashes[rows]), columns, artifacts.start_record / KNOWN_ROWS)
+    write_hashes({"own": KnownHashes(hashes[rows])}, columns, artifacts.start_record / KNOWN_ROWS)
     trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
     save_report(trained, artifacts.report("train"))
     record_training(artifacts, recipe)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
-from params.schema import Model, ObjectiveChoice
+from params.schema import Launch, Model, ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, write_hashes
 from tasks.drift.rows import ComparedColumns
@@ -23,6 +23,8 @@ from tasks.lineage.learned_rows import (
     rows_before_training,
     rows_of_release,
 )
+from tasks.lineage.training_record import record_train_rows
+from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tests.support import tiny
 from trainer import objectives
@@ -59,6 +61,10 @@ class Project:
 
     def train(self, artifacts: Artifacts, **model: object) -> None:
         """Record what the training of a recipe has learned from, if it ended now."""
+        artifacts.tokens.mkdir(parents=True, exist_ok=True)
+        rows = dict.fromkeys(("train", "validation"), SplitRows(artifacts.rows / "train"))
+        with ShardWorkers(artifacts, "tokenize", Launch()) as workers:
+            record_train_rows(artifacts.tokens, rows, OBJECTIVE, workers)
         section = Model.model_validate(model or {"config": {"model_type": "llama"}})
         if (artifacts.start / RECORD).exists():
             section = section.model_copy(update={"start": "champion"})
@@ -71,7 +77,9 @@ class Project:
         if texts is not None:
             tiny.write_splits(folder / "rows", {"train": {"text": list(texts)}})
             columns = self.columns(folder / "rows/train")
-            write_hashes(KnownHashes.of(SplitRows(folder / "rows/train"), columns), columns, folder / KNOWN_ROWS)
+            write_hashes(
+                {"own": KnownHashes.of(SplitRows(folder / "rows/train"), columns)}, columns, folder / KNOWN_ROWS
+            )
             shutil.rmtree(folder / "rows")
         return folder
 
@@ -291,6 +299,13 @@ def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
     assert "did not say" in found.unknown[0], "a later answer is not lost in what its release says"
 
 
+def say_times(folder: Path, split: str) -> None:
+    """Let the rows of a split have times in the column `at`."""
+    times = json.dumps({"column": "at", "newest": 0, "split": split})
+    schema = folder / SCHEMA
+    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
+
+
 @pytest.mark.parametrize("kind", ["run", "release", "start"])
 @pytest.mark.parametrize(
     ("train", "days"),
@@ -303,15 +318,13 @@ def test_the_time_of_a_base_says_something_of_the_rows_that_it_shares(
     days_of_rows = [f"2026-01-0{number + 1}" for number in range(len(HELD_OUT))]
     splits = {"train": {"text": ["something else"], "at": ["2025-12-01"]}}
     tiny.write_splits(project.own.rows, splits | {"test": {"text": HELD_OUT, "at": days_of_rows}})
-    schema = project.own.rows / "test" / SCHEMA
-    times = json.dumps({"column": "at", "newest": 0, "split": "time"})
-    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
+    say_times(project.own.rows / "test", split="time")
     project.held_out = HeldOutRows(SplitRows(project.own.rows / "test"), project.held_out.columns)
     until, base = {"learned_until": "2026-01-05T00:00:00+00:00"}, "runs/other/model"
     if kind == "run":
-        other = project.run("other", train)
-        other.raw.mkdir()
-        other.report("ingest").write_text(json.dumps(until))
+        other = project.run("other", ["a"])
+        tiny.write_splits(other.rows, {"train": {"text": train, "at": ["2026-01-05"]}})
+        say_times(other.rows / "train", split="hash")
         project.train(other)
     elif kind == "release":
         base = project.release(project.root / "base", train, data=until).name

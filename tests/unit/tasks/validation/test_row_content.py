@@ -349,11 +349,11 @@ def test_a_base_with_other_names_of_labels_is_known_by_its_inputs(tmp_path: Path
             {"name": "causal_lm"},
         )
     )
-    write_hashes(KnownHashes.of(train, other), other, tmp_path / KNOWN_ROWS)
+    write_hashes({"own": KnownHashes.of(train, other)}, other, tmp_path / KNOWN_ROWS)
     assert find_known_rows(train, own, read_hashes(tmp_path, own, needs_all=True, by_input=True))[1].all()
     with pytest.raises(ValueError, match="learned from other columns: intent, text"):
         read_hashes(tmp_path, own, needs_all=True)  # to tell new rows from known ones
-    write_hashes(KnownHashes.of(train, of_texts), of_texts, tmp_path / KNOWN_ROWS)
+    write_hashes({"own": KnownHashes.of(train, of_texts)}, of_texts, tmp_path / KNOWN_ROWS)
     with pytest.raises(ValueError, match="learned from other columns: text"):
         read_hashes(tmp_path, own, needs_all=True, by_input=True)
 
@@ -364,7 +364,7 @@ def test_a_release_of_an_earlier_version_says_that_it_knows_rows_by_their_labels
     test = SplitRows(artifacts.raw / "test")
     compared = ComparedColumns.of(test, objectives.build_objective(choice_of("sequence_classification")), ())
     written = KnownHashes(shorten_hashes(hash_rows(test, compared.in_form(WRITTEN_FORM))[1]), is_written=True)
-    write_hashes(written, compared, tmp_path / KNOWN_ROWS)
+    write_hashes({"own": written}, compared, tmp_path / KNOWN_ROWS)
     metadata = {b"evergreen.content": json.dumps(compared.content).encode()}
     pq.write_table(pq.read_table(tmp_path / KNOWN_ROWS).replace_schema_metadata(metadata), tmp_path / KNOWN_ROWS)
     found = rows_of_release(tmp_path, "v1", compared)
