@@ -55,7 +55,7 @@ class KnownHashes:
     def of(cls, rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers | None = None) -> KnownHashes:
         """Return all rows of a folder, by their content and by their inputs; with `workers`, their hashes are kept for the next run."""
         found = [np.zeros(0, np.int64)]
-        for form in (columns, columns.in_form(INPUT_FORM)):
+        for form in _forms_to_learn(columns):
             parts = hash_shards(rows, form, workers) if workers else [hash_rows(rows, form)]
             found += [shorten_hashes(hashes) for _, hashes in parts]
         return cls(np.unique(np.concatenate(found)))
@@ -75,6 +75,11 @@ class KnownHashes:
     def forms_of(self, columns: ComparedColumns) -> list[ComparedColumns]:
         """Return the columns in the forms in which the contents of rows are to be hashed."""
         return [columns, *([columns.in_form(WRITTEN_FORM)] if self.is_written else [])]
+
+
+def _forms_to_learn(columns: ComparedColumns) -> list[ComparedColumns]:
+    """Return the columns in the forms in which rows that are learned from are hashed; without targets both are one."""
+    return [columns, *([columns.in_form(INPUT_FORM)] if columns.has_targets else [])]
 
 
 def hash_shards(
@@ -123,7 +128,8 @@ def find_known_rows(
     rows: SplitRows, columns: ComparedColumns, known: KnownHashes
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the row_ids of all rows, (N,), and which of them, or rows with the same input, are among the `known` ones, (N,)."""
-    found = [hash_rows(rows, form) for form in (*known.forms_of(columns), columns.in_form(INPUT_FORM))]
+    whole, *inputs = _forms_to_learn(columns)
+    found = [hash_rows(rows, form) for form in (*known.forms_of(whole), *inputs)]
     return found[0][0], known.has(*(hashes for _, hashes in found))
 
 
