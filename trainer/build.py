@@ -24,6 +24,7 @@ from trainer.loop.replay import read_known_rows, sequences_of_epoch
 from trainer.loop.stay_close import StartWeights
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
+from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, check_reads_backwards
 from trainer.model.start_model import check_start_fits, resolve_start
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
@@ -78,6 +79,8 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     model, new = network.build_model_and_name_new_weights(
         initial, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed, adapter=adapter
     )
+    if objective.auto_class == CLASS_FOR_NEXT_TOKENS:
+        check_reads_backwards(model)
     objective.check_model(model)
     check_ends_of_texts(model, rows, tokenizer.pad_token_id)
     check_positions(find_position_table(model), rows)

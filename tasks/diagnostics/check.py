@@ -307,6 +307,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _expectation_problems,
     model_checks.find_position_limit_problem,
     model_checks.find_unfit_model_problem,
+    model_checks.find_model_that_reads_ahead,
     model_checks.find_unmarked_ends_of_texts,
     model_checks.find_generation_problem,
     model_checks.find_lora_problem,

@@ -22,6 +22,7 @@ from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer.model.adapters import CONFIG as ADAPTER_CONFIG
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
+from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, READ_AHEAD, decoder_settings
 from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
@@ -156,6 +157,22 @@ def find_unfit_model_problem(model: Model, objective: ObjectiveChoice, method: O
         what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
         key = "config" if model.config else "pretrained"
         yield Problem(("model", key), what, "use a model of another type, such as bert")
+
+
+def find_model_that_reads_ahead(model: Model, method: Objective[Any]) -> Iterator[Problem]:
+    """Find a model that sees the token that it is to tell. A training becomes sure of any other one by a forward pass."""
+    config = _read_config(model)
+    kind = str(config.get("model_type"))
+    if method.auto_class != CLASS_FOR_NEXT_TOKENS:
+        return
+    if kind in READ_AHEAD:
+        what = f"{kind} reads in both directions, so it would see the token that it is to tell"
+        yield Problem(
+            ("model", "config" if model.config else "pretrained"), what, "use a decoder, such as llama or gpt2"
+        )
+    elif model.config and config.get("is_decoder") is False and decoder_settings(kind, method):
+        what = f"with it, {kind} reads in both directions, and would see the token that it is to tell"
+        yield Problem(("model", "config", "is_decoder"), what, "remove it: then the training sets it to true")
 
 
 def find_unmarked_ends_of_texts(model: Model, tokenization: Tokenization, method: Objective[Any]) -> Iterator[Problem]:

@@ -100,6 +100,8 @@ class EvaluationPlan:
     """By the name of each model, the row_ids that do not count for it: it has learned from them, itself or through what it started from.
     Those of the champion do not count for the comparison, so they have the candidate's, too. `other_rows` is the candidate with the inputs of others.
     """
+    learned_validation: int
+    """Rows of the validation split that the candidate has learned from through what it started from."""
     unknown: tuple[str, ...]
     """Why it may have learned from others: what the candidate started from does not say it."""
     known_until: str
@@ -191,6 +193,7 @@ def plan_evaluation_and_encode(
         documents=_read_documents(artifacts, built),
         text=text,
         learned=left_out,
+        learned_validation=_count_learned_validation_rows(artifacts, before, held_out.columns),
         unknown=list_unknown(before),
         known_until=max((one.until for one in before), default=""),
         ages=_tell_ages(published, held_out),
@@ -318,6 +321,18 @@ def _find_learned_rows(
         looks_at_others = bool(built.group_score) or objectives.overrides_method(built, "scores_of_split")
         if looks_at_others and len(theirs) < every:  # the others must be the same for both
             found = dict.fromkeys(found, theirs)
+    return found
+
+
+def _count_learned_validation_rows(
+    artifacts: Artifacts, before: Sequence[LearnedRows], columns: ComparedColumns
+) -> int:
+    """Return how many rows that chose the best step the candidate knows through what it started from, and log it."""
+    validation = SplitRows(artifacts.rows / "validation")
+    found = len(HeldOutRows(validation, columns).learned_by(before))
+    if found:
+        told = "evaluate: the candidate has learned from %d of %d validation rows, which chose its best step, through what it started from"
+        logger.warning(told, found, len(validation))
     return found
 
 

@@ -54,6 +54,8 @@ class EvaluationReport(Report):
     """Those of them that count for the champion, too; None without one, or if none is left."""
     learned: int = 0
     """Held-out rows that do not count, because the candidate has learned from them through what it started from."""
+    learned_validation: int = 0
+    """Rows of the validation split that it has learned from in the same way: they count when the best step is chosen, which may be too late a one."""
     unknown: list[str] = Field(default=[])
     """Why it may have learned from more of them: what it started from does not say it."""
     known_until: str = ""

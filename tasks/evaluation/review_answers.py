@@ -18,9 +18,9 @@ from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import suggestion
 from tasks.ingestion.encodings import format_suffix
-from tasks.ingestion.formats import TABLE_SUFFIXES, read_cells
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.ingestion.row_limit import size_of_row
+from tasks.ingestion.tables import TABLE_SUFFIXES, read_cells
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state

@@ -144,6 +144,7 @@ def evaluate(
             rows=len(scored["model"].scores),
             champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
             learned=len(plan.learned["model"]),
+            learned_validation=plan.learned_validation,
             unknown=list(plan.unknown),
             known_until=plan.known_until,
             sequences=scored["model"].sequences,

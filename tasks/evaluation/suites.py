@@ -149,7 +149,8 @@ def _text_function(plan: EvaluationPlan, network: PreTrainedModel, suite: Suite)
                 given = objective.reader_input(row)
                 if isinstance(given, str):
                     (given,) = strip_repeated_special_tokens([given], tokenizer)
-                return str(ready(given, return_full_text=False, **arguments)[0]["generated_text"])
+                own = {**arguments, **objective.reader_arguments(row)}
+                return str(ready(given, return_full_text=False, **own)[0]["generated_text"])
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             what = f"cannot answer row_id {row[ROW_ID]} of suite {suite.name}: {type(error).__name__}: {error}"
             raise ModelError(reader.where, what, "shorten or remove the row, or lower `max_new_tokens`") from error

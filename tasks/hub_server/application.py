@@ -126,7 +126,10 @@ def _answer_error(request: Request, raised: Exception) -> Response:
 def _as_hub_error(request: Request, error: Exception) -> HubError:
     match error:
         case RequestValidationError():
-            details = "; ".join(".".join(map(str, item["loc"])) + f" {item['msg']}" for item in error.errors())
+            unknown = "is a field that this Hub does not know"
+            said = [unknown if item["type"] == "extra_forbidden" else item["msg"] for item in error.errors()]
+            places = [".".join(map(str, item["loc"])) for item in error.errors()]
+            details = "; ".join(f"{place} {what}" for place, what in zip(places, said, strict=True))
             return HubError(400, f"The request is malformed: {details.strip()}")
         case UnicodeEncodeError():  # JSON can hold half of a surrogate pair; a file name or message cannot
             return HubError(400, "The request contains text that is not valid Unicode")

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from tasks.hub_server import limits
@@ -214,7 +214,12 @@ Body = Annotated[bytes, Depends(read_request_body)]
 
 
 class JsonBody(BaseModel):
-    """What a request sends as JSON. FastAPI would read a body of its own before it calls any dependency."""
+    """What a request sends as JSON. FastAPI would read a body of its own before it calls any dependency.
+
+    A field that this Hub does not know is refused, never ignored: it may say who may see or do something.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def read(cls, body: Body) -> Self:

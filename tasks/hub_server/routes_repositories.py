@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import AliasPath, Field
+from pydantic import AfterValidator, AliasPath, Field, model_validator
 
 from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card, split_card
@@ -39,24 +39,48 @@ def _kind(repo_type: str) -> str:
     return f"{repo_type}s"
 
 
+_Kind = Annotated[str, AfterValidator(_kind)]
+
+
 class _Repository(requests.JsonBody):
     name: str
     organization: str | None = None
-    type: str = "model"
-    visibility: str = "public"
+    kind: _Kind = Field(default="models", alias="type")
+
+
+class _Visibility(requests.JsonBody):
+    """Who may see a repository, as clients say it: `visibility`, or `private` before huggingface_hub 1.0."""
+
+    visibility: Literal["public", "private"] | None = None
+    private: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_that_both_say_the_same(self) -> Self:
+        if self.visibility and self.private is not None and self.private != (self.visibility == "private"):
+            raise ValueError(f"visibility is {self.visibility!r} and private is {self.private}: send one of them")
+        return self
+
+    @property
+    def is_private(self) -> bool | None:
+        """None if the client does not say it."""
+        return self.private if self.visibility is None else self.visibility == "private"
+
+
+class _NewRepository(_Repository, _Visibility):
+    pass
 
 
 @router.post("/api/repos/create")
 def create_repository(
-    request: Request, user: requests.RequiredUser, new: Annotated[_Repository, Depends(_Repository.read)]
+    request: Request, user: requests.RequiredUser, new: Annotated[_NewRepository, Depends(_NewRepository.read)]
 ) -> requests.Json:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub, namespace, kind = requests.get_hub_state(request), new.organization or user, _kind(new.type)
+    hub, namespace, kind = requests.get_hub_state(request), new.organization or user, new.kind
     hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
     url = f"{requests.get_request_endpoint(request)}/{page}"
     try:
-        hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=user)
+        hub.store.create(kind, namespace, new.name, private=bool(new.is_private), user=user)
     except HubError as error:
         if error.status == 409:
             error.details["url"] = url  # what create_repo(exist_ok=True) returns
@@ -70,15 +94,14 @@ def delete_repository(
 ) -> requests.Json:
     """Delete a repository."""
     hub = requests.get_hub_state(request)
-    namespace, kind = old.organization or user, _kind(old.type)
+    namespace, kind = old.organization or user, old.kind
     requests.open_visible_repository(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
     return {}
 
 
-class _Settings(requests.JsonBody):
-    visibility: str | None = None
+class _Settings(_Visibility):
     gated: Literal[False, "auto", "manual"] = False
 
 
@@ -89,17 +112,15 @@ def set_repository_visibility(
     """Make the repository public or private."""
     if settings.gated:
         raise not_implemented_error("gated access")
-    if settings.visibility not in (None, "public", "private"):
-        raise not_implemented_error(f"visibility {settings.visibility!r}: it is public or private")
-    if settings.visibility:
-        target.repository.set_private(settings.visibility == "private")
+    if settings.is_private is not None:
+        target.repository.set_private(settings.is_private)
     return {"private": target.repository.private}
 
 
 class _Move(requests.JsonBody):
     from_repo: str = Field(alias="fromRepo", pattern="^[^/]+/[^/]+$")
     to_repo: str = Field(alias="toRepo", pattern="^[^/]+/[^/]+$")
-    type: str = "model"
+    kind: _Kind = Field(default="models", alias="type")
 
 
 @router.post("/api/repos/move")
@@ -107,7 +128,7 @@ def move_repository(
     request: Request, user: requests.RequiredUser, move: Annotated[_Move, Depends(_Move.read)]
 ) -> requests.Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
-    hub, kind = requests.get_hub_state(request), _kind(move.type)
+    hub, kind = requests.get_hub_state(request), move.kind
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
     requests.open_visible_repository(hub, kind, old_namespace, old, user)
     for each in (old_namespace, namespace):
@@ -163,6 +184,8 @@ def check_write_access(_: requests.Writable) -> requests.Json:
 
 class _NewTag(requests.JsonBody):
     tag: str
+    message: str | None = None
+    """Not kept: a tag here is a name and a commit."""
 
 
 @router.post(requests.API + "/tag/{revision}")

@@ -21,7 +21,7 @@ from dulwich.attrs import GitAttributes, compile_gitattributes_patterns, parse_g
 from dulwich.ignore import IgnoreFilter, read_ignore_patterns
 from fastapi import APIRouter, Depends, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.responses import RedirectResponse
 
@@ -74,14 +74,20 @@ def refuse_xet_upload() -> RedirectResponse:
     return RedirectResponse("/-/this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1")
 
 
-class _AnnouncedFile(requests.JsonBody):
+class _UploadBody(requests.JsonBody):
+    """How a client wants to upload, where the server answers what it can: fields that it does not know may be ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _AnnouncedFile(_UploadBody):
     path: str
     size: int
     sample: Base64Bytes = b""
     """The first 512 bytes."""
 
 
-class _Preupload(requests.JsonBody):
+class _Preupload(_UploadBody):
     files: list[_AnnouncedFile]
     ignore: str | None = Field(default=None, alias="gitIgnore")
     """A `.gitignore` that is uploaded, too; it replaces that of the repository."""
@@ -146,12 +152,12 @@ def _check_rules(name: str, content: bytes, patterns: list[bytes]) -> None:
 _RULES: Mapping[str, Callable[[bytes], object]] = {".gitignore": _read_ignore, ".gitattributes": _read_attributes}
 
 
-class _LargeObject(requests.JsonBody):
+class _LargeObject(_UploadBody):
     oid: Sha256
     size: int = Field(ge=0, le=_MAX_LARGE_BYTES)
 
 
-class _Batch(requests.JsonBody):
+class _Batch(_UploadBody):
     operation: str = "upload"
     objects: list[_LargeObject] = Field(max_length=_MAX_BATCH)
 
@@ -241,6 +247,7 @@ def commit_changes(
 
 
 class _Header(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     key: Literal["header"]
     summary: str = Field(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")  # git refuses NUL characters
     description: str | None = Field(default=None, pattern=r"^[^\x00]*$")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_lim
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
+from trainer.objectives.bases.tools import read_tools
 from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.memory import import_network_code
 from trainer.runtime.model_files import check_safe_to_load
@@ -243,12 +245,13 @@ class AnsweringModel:
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
         if self.positions:
-            used = self._tokens(prompt)
+            used = self._tokens(prompt, tools=self._tools(text))
             if used >= self.positions:
                 what = f"has {used} tokens with its prompt, and {self.where} can read {self.positions - 1}"
                 raise DataError("the text", what, "shorten it")
             longest = min(longest, self.positions - used)
-        (found,) = self._pipeline(prompt, return_full_text=False, max_new_tokens=longest, **options.sampling)
+        tools = {"tools": defined} if (defined := self._tools(text)) else {}
+        (found,) = self._pipeline(prompt, return_full_text=False, max_new_tokens=longest, **tools, **options.sampling)
         return ModelAnswer(text, generated=str(found["generated_text"]))
 
     def _rewrite(self, text: str, options: AnswerOptions) -> ModelAnswer:
@@ -266,12 +269,10 @@ class AnsweringModel:
 
     def _messages(self, text: str) -> list[dict[str, Any]] | None:
         """Return the messages that a text says as `{"messages": [...]}`, as they are learned; None if it is another text. DataError if they cannot be read."""
-        found = None
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(text)
-        if not isinstance(found, dict) or found.keys() != {"messages"}:
+        found = _conversation_in(text)
+        if found is None:
             return None
-        fix = """write '{"messages": [{"role": "user", "content": "..."}]}'"""
+        fix = """write '{"messages": [{"role": "user", "content": "..."}]}', and beside them `tools` if there are any"""
         if not found["messages"] or not looks_like_conversation(found["messages"]):
             raise DataError("the text", "has no list of messages", fix)
         try:
@@ -279,15 +280,29 @@ class AnsweringModel:
         except ValueError as error:
             raise DataError("the text", f"has messages that cannot be read: {error}", fix) from error
 
+    def _tools(self, text: str) -> list[dict[str, Any]]:
+        """Return the tools that stand beside the messages of a text. DataError if they cannot be read, or the chat template writes none."""
+        found = _conversation_in(text) if self.form.is_chat else None
+        try:
+            tools = read_tools((found or {}).get("tools"))
+            if tools and (reason := self._conversations.with_tools(tools).why_no_tools()):
+                raise ValueError(reason)  # noqa: TRY301
+        except ValueError as error:
+            raise DataError("the text", f"cannot be read: {error}", "remove `tools`, or correct them") from error
+        return tools
+
     @cached_property
     def _conversations(self) -> ConversationTokenizer:
         return ConversationTokenizer(self.tokenizer)
 
-    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]], **arguments: bool) -> int:
+    def _tokens(
+        self, prompt: str | dict[str, str] | list[dict[str, str]], *, tools: Sequence[Any] = (), **arguments: bool
+    ) -> int:
         if isinstance(prompt, str | dict):
             given = prompt if isinstance(prompt, dict) else {"text": prompt}
             return len(self.tokenizer(**given, verbose=False, **arguments)["input_ids"])
-        encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
+        defined = {"tools": [*tools]} if tools else {}
+        encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **defined)
         return len(encoded["input_ids"])
 
     def _unread(self, text: str | dict[str, str], **arguments: bool) -> str | None:
@@ -297,6 +312,15 @@ class AnsweringModel:
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
         read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read
         return read if count > limit else None
+
+
+def _conversation_in(text: str) -> dict[str, Any] | None:
+    """Return what a text says as JSON of `messages`, with `tools` beside them or not; None if it is another text."""
+    found = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text)
+    is_conversation = isinstance(found, dict) and "messages" in found and found.keys() <= {"messages", "tools"}
+    return found if is_conversation else None
 
 
 def _query_and_others(text: str, options: AnswerOptions) -> tuple[str, tuple[str, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from tasks.progress import reset_idle_timer
 from tasks.shards.split_rows import JSON, store_as_json, values_of_rows
 from trainer.data.shards import ROW, ROW_ID
 
+logger = logging.getLogger(__name__)
 BATCH_ROWS = 512
 """The most rows that are in memory as Python objects."""
 MAX_NESTING = 32
@@ -277,9 +279,26 @@ def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> tuple
             raise DataError(address, what, "store it as text, for example as JSON")
     try:
         return _infer_column(values)
+    except UnicodeEncodeError:
+        whole = [None if _has_half_pair(value) else value for value in values]
+        places = [place for place, kept in enumerate(whole) if kept is None and values[place] is not None]
+        message = (
+            "%s: `%s` has half of a surrogate pair, which is no character: it is left empty, in %d rows from there on"
+        )
+        logger.warning(message, addresses[places[0]], name, len(places))
+        return _column(name, whole, addresses)
     except _ERRORS as error:
         where, fix = f"{addresses[0]} to {addresses[-1]}", f"store `{name}` with one type in every row"
         raise _first_error(name, values, addresses) or DataError(where, f"column `{name}`: {error}", fix) from error
+
+
+def _has_half_pair(value: object) -> bool:
+    """Whether a text, or one inside of a value, has half of a surrogate pair."""
+    if isinstance(value, dict):
+        return any(_has_half_pair(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple):
+        return any(map(_has_half_pair, value))
+    return isinstance(value, str) and not is_utf8_encodable(value)
 
 
 def _infer_column(values: Sequence[Any]) -> tuple[pa.Array, pa.DataType]:

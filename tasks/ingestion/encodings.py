@@ -6,9 +6,10 @@ Without a byte order mark nobody can tell an encoding for certain, so other file
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
-import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -18,12 +19,8 @@ from params import DataError
 from tasks.ingestion.row_limit import bounded_lines
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
-_READERS = {".gz": "gzip -dc", ".bz2": "bzip2 -dc", ".zst": "zstd -dc"}
 _HEAD_BYTES = 4096
-_ESCAPES = (
-    r"""import re, sys; escape = lambda text: re.sub(rb"[\x00-\x1f]", lambda one: b"\\u%04x" % ord(one[0]), text[0]); """
-    r"""sys.stdout.buffer.write(re.sub(rb"(?s)\"(?:[^\"\\]|\\.)*\"", escape, sys.stdin.buffer.read()))"""
-)
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -64,18 +61,36 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     Raises:
         DataError: it has bytes of value 0, such as UTF-16 without a byte order mark.
     """
-    file = _open_decompressed(path)
+    file = open_decompressed(path)
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if encoding := _marked_encoding(head):
         return io.BufferedReader(pa.transcoding_input_stream(pa.PythonFile(file, "r"), encoding, "utf-8"))
     if zeros := head.count(b"\0"):
         file.close()
         if zeros * 20 < len(head):  # UTF-16 has one for each ASCII character, even if that is only a delimiter
-            raise DataError(name, "has bytes of value 0, which text has not", conversion_fix(path, None))
+            raise DataError(name, "has bytes of value 0, which text has not", conversion_fix(path, "utf-8"))
         likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
         what = f"has bytes of value 0, which text has not: it looks like {likely.upper()} without a byte order mark"
         raise DataError(name, what, conversion_fix(path, likely))
     return file
+
+
+@contextlib.contextmanager
+def translate_read_errors(path: Path, name: str) -> Iterator[None]:
+    """Refuse an empty file, and raise errors of reading `path` as a `DataError` that names the file."""
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
+        with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                what = "is a pointer of Git LFS, which stands in place of the file"
+                raise DataError(name, what, "get the file itself: git lfs pull")
+        yield
+    except UnicodeDecodeError as error:
+        raise not_utf8_error(path, name, error) from error
+    except OSError as error:
+        fix = "check that the file exists and that you may read it"
+        raise DataError(name, f"cannot be read: {error}", fix) from error
 
 
 def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataError:
@@ -101,30 +116,19 @@ def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataErro
     return DataError(name, "not UTF-8", conversion_fix(path, "ENCODING"))
 
 
-def conversion_fix(path: Path, encoding: str | None) -> str:
-    """Return the command that writes a file anew as UTF-8; of one in UTF-8, without its bytes of value 0."""
-    return _filter_fix(path, f"iconv -f {encoding} -t utf-8" if encoding else "tr -d '\\000'")
+def conversion_fix(path: Path, encoding: str) -> str:
+    """Return the command that writes a file anew as UTF-8, without bytes of value 0."""
+    return f"convert it, and use the new file: {convert_command(path, format_suffix(path), f'--encoding {encoding}')}"
 
 
 def escapes_fix(path: Path) -> str:
     """Return the command that writes a JSON file anew with escapes for the control characters and line ends in its strings."""
-    return _filter_fix(path, f"python -c {shlex.quote(_ESCAPES)}")
+    return f"convert it, and use the new file: {convert_command(path, format_suffix(path), '--escape-controls')}"
 
 
-def _filter_fix(path: Path, command: str) -> str:
-    """Return the command that writes what `command` makes of a file to another one."""
-    read = f"{_READERS[path.suffix.lower()]} {shlex.quote(str(path))} | " if path.suffix.lower() in _READERS else ""
-    source = "" if read else f" < {shlex.quote(str(path))}"
-    new = shlex.quote(clean_name(path, format_suffix(path)))
-    return f"convert it, and use the new file: {read}{command}{source} > {new}"
-
-
-def table_fix(path: Path, options: str, delimiter: str = ",") -> str:
-    """Return the command that reads a CSV file with options of pandas, and writes it anew; every cell stays as it is."""
-    options = f"dtype=str, keep_default_na=False, sep={json.dumps(delimiter)}, {options}"
-    write = f"to_csv({json.dumps(clean_name(path, '.csv'))}, index=False)"
-    code = f"import pandas as pd; pd.read_csv({json.dumps(str(path))}, {options}).{write}"
-    return f"convert it, and use the new file: python -c {shlex.quote(code)}"
+def convert_command(path: Path, suffix: str, options: str = "") -> str:
+    """Return the command that writes a file anew, to one with this suffix."""
+    return f"evergreen convert {shlex.join([str(path), clean_name(path, suffix)])} {options}".rstrip()
 
 
 def clean_name(path: Path, suffix: str) -> str:
@@ -132,7 +136,8 @@ def clean_name(path: Path, suffix: str) -> str:
     return str(path.with_name(f"{path.name.split('.')[0]}-clean{suffix}"))
 
 
-def _open_decompressed(path: Path) -> io.BufferedReader:
+def open_decompressed(path: Path) -> io.BufferedReader:
+    """Open a file, which may be compressed, as bytes."""
     if path.suffix.lower() not in COMPRESSIONS:
         return path.open("rb")
     return io.BufferedReader(pa.input_stream(str(path), compression="detect"))

@@ -25,8 +25,9 @@ from xxhash import xxh3_128
 from params import InputsChangedError
 from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.encodings import TextFilePosition, format_suffix
+from tasks.ingestion.encodings import TextFilePosition, format_suffix, translate_read_errors
 from tasks.ingestion.json_files import index_json_lines
+from tasks.ingestion.tables import TABLE_SUFFIXES, TableLayout, index_table
 from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
 from tasks.shards.kept_work import read_pickle, write_pickle
@@ -52,7 +53,7 @@ class FileRowRange:
     """Where to begin to read, at that row or before it."""
     hashed: Sequence[tuple[Sequence[int], str]]
     """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a Parquet file's footer."""
-    csv_columns: formats.CsvColumns | None
+    layout: TableLayout | None
     key: str
     """Hash of all that the rows and their addresses depend on."""
 
@@ -63,11 +64,11 @@ class FileRowRange:
             DataError: a row is malformed.
             InputsChangedError: the file is not what was hashed.
         """
-        with formats.translate_read_errors(self.path, self.name):
+        with translate_read_errors(self.path, self.name):
             state = _state(self.path.stat())
             try:
                 yield from formats.read_rows_of_file(
-                    self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
+                    self.path, self.name, layout=self.layout, begin=self.begin, first=self.first, rows=self.rows
                 )
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
                 differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
@@ -87,8 +88,7 @@ class FileRowIndex:
     """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
     hashes: Sequence[str]
     """Hash of the bytes from each place to the next one; the first begins with the file."""
-    csv_columns: formats.CsvColumns | None = None
-    csv_delimiter: str = ""
+    layout: TableLayout | None = None
 
     def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
@@ -103,10 +103,14 @@ class FileRowIndex:
         hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
         if _is_parquet(self.path):
             hashed.append(([self.places[-1].offset, _END], _hash_of(self.hashes[-1:])))
-        columns = [(name, kind.__name__) for name, kind in (self.csv_columns or {}).items()]
+        layout = self.layout and (
+            [(name, kind.__name__) for name, kind in self.layout.columns.items()],
+            self.layout.delimiter,
+            self.layout.has_quoted_cells,
+        )
         hashes = [sha256 for _, sha256 in hashed]
-        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, columns, self.csv_delimiter])
-        return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
+        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, layout])
+        return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.layout, key)
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,9 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
         InputsChangedError: the file has changed meanwhile.
     """
-    columns, delimiter, equal = None, "", 0
+    layout, equal = None, 0
     known: _Remembered | None = None
-    with formats.translate_read_errors(path, name):
+    with translate_read_errors(path, name):
         if memory:
             with contextlib.suppress(OSError):
                 known = read_pickle(memory)
@@ -161,9 +165,8 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         first: Sequence[TextFilePosition] = ()
         if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
-        elif format_suffix(path) in formats.TABLE_SUFFIXES:
-            columns, places, rows = formats.index_csv(path, name)
-            delimiter = formats.find_delimiter(path, name)
+        elif format_suffix(path) in TABLE_SUFFIXES:
+            layout, places, rows = index_table(path, name)
         else:
             first = known.index.places[: equal + 1] if known and equal else ()
             places, rows = index_json_lines(path, first)
@@ -171,7 +174,7 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         found = [both.split() for both in _hashes(path, _offsets(places)[same:], partial(_BothHashes, seed))]
         hashes = [*(known.index.hashes[:same] if known else ()), *(one for one, _ in found)]
         fast = [*(known.fast[:same] if known else ()), *(one for _, one in found)]
-        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns, delimiter)
+        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, layout)
         # a change in between that left no other time, because it came too soon after the one before it, would stay unknown
         after, is_old = path.stat(), begun_s - before.st_ctime > _SETTLED_S
         if _state(before) != _state(after):  # what is known of it and what was read may be of two versions

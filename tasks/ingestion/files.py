@@ -12,7 +12,7 @@ from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches, is_utf8_encodable
-from tasks.ingestion.encodings import format_suffix
+from tasks.ingestion.encodings import format_suffix, translate_read_errors
 from tasks.ingestion.file_index import FileRowIndex, index_file
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 
@@ -54,7 +54,7 @@ class FileSource:
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
-            with formats.translate_read_errors(path, name):
+            with translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
                 sha256 = self._index(name).sha256 if formats.has_places(path, name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())
@@ -68,7 +68,7 @@ class FileSource:
     def indexes(self, split: str) -> list[FileRowIndex] | None:
         self._check_columns(split)
         for name in self._names[split]:
-            with formats.translate_read_errors(self._folder / name, name):
+            with translate_read_errors(self._folder / name, name):
                 if not formats.has_places(self._folder / name, name):
                     return None
         return [self._index(name) for name in self._names[split]]

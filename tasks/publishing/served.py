@@ -226,7 +226,7 @@ class AnswerChecker:
 
         def ask(text: Any, **more: Any) -> Any:
             """The call on the card."""
-            arguments = {**objective.call_arguments, **more}
+            arguments = {**objective.call_arguments, **objective.reader_arguments(one.row), **more}
             if objective.reader_strides:
                 arguments["stride"] = window_overlap(tokenizer.model_max_length)
             if ready is None:

@@ -176,6 +176,11 @@ def _rows_that_do_not_count(results: RunResults) -> list[str]:
         told.insert(
             0, f"{rows} of the split do not count: the candidate has learned from them through what it started from."
         )
+    if count := results.evaluated.learned_validation:
+        rows = count_with_noun(count, "validation row")
+        told.append(
+            f"The best step was chosen on {rows} that the candidate had learned from through what it started from, too."
+        )
     return told
 
 

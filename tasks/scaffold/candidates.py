@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
 from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
-from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
+from tasks.scaffold.usual_names import RELEVANCE, SYSTEM, USUAL_NAMES
 from trainer import objectives
 from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import NewRecipeAdvice
@@ -36,8 +36,13 @@ def are_texts(column: SampledColumn) -> bool:
 
 
 def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
-    """Return the columns with a usual name for a flag, most usual first; of several negatives, one whose name is a template of them."""
+    """Return the columns with a usual name for a flag, most usual first; of several negatives, one whose name is a template of them.
+
+    Prompts come before columns that cannot be any by what they hold: the same in all rows, or names, such as those of sources.
+    """
     found = columns_named(sample.columns, USUAL_NAMES[flag])
+    if flag == "prompt":
+        return sorted(found, key=_asks_nothing)
     return found or (_find_negatives(sample.columns) if flag == "rejected" else [])
 
 
@@ -45,6 +50,18 @@ def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
 def list_row_forms(sample: RowSample) -> list[RowForm]:
     """Return what is special about the form of the rows."""
     return list(find_row_forms(sample.columns))
+
+
+def _asks_nothing(column: SampledColumn) -> bool:
+    are_names = column.is_label and not column.has_spaces and column.name.lower() not in ("query", "question")
+    return column.kind == "empty" or column.is_incidental or are_names
+
+
+def find_lead(sample: RowSample, prompt: str, read: Collection[str]) -> list[str]:
+    """Return the columns that stand before a prompt, and are not `read` yet: what the system says, and a prompt that all rows have in common."""
+    common = [c for c in find_usual_columns(sample, "prompt") if c.distinct == 1]
+    found = {c.name: c for c in (*columns_named(sample.columns, SYSTEM), *common) if c.kind == "text" and c.has_spaces}
+    return [name for name in found if name != prompt and name not in read]
 
 
 def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:

@@ -101,15 +101,28 @@ def convert(
     *,
     names: Annotated[str, Option(metavar="NAME,NAME", help="Names of tags that are numbers, from 0 on.")] = "",
     sheet: Annotated[str | None, Option(metavar="NAME", help="Sheet of a workbook. By default the first.")] = None,
+    header: Annotated[str, Option(metavar="NAME,NAME", help="Names of the columns of a table without a header.")] = "",
+    quotes: Annotated[
+        str, Option(metavar="WHERE", help="around-cells or characters: what quotes of a table are.")
+    ] = "",
+    encoding: Annotated[str, Option(metavar="NAME", help="Encoding of text that is not UTF-8, such as cp1252.")] = "",
+    escape_controls: Annotated[bool, Option("--escape-controls", help="JSON has line ends in its texts.")] = False,
 ) -> None:
     """Write rows in a form that `new` reads.
 
     Tags of words become spans, JSON text what it says, records a column of each, a workbook of Excel CSV. Files that are converted
-    together get the same columns. `new` says where this is needed.
+    together get the same columns. Tables, other encodings, JSON and Arrow are copied, and each copy is compared with its file. `new`
+    says where this is needed.
     """
     from tasks.scaffold.convert import convert_files
+    from tasks.scaffold.copies import CopyOptions
 
-    convert_files(files, to, [name for name in names.split(",") if name], sheet)
+    copying = CopyOptions(_list_names(header), quotes, encoding, escape_controls)
+    convert_files(files, to, _list_names(names), sheet, copying)
+
+
+def _list_names(names: str) -> list[str]:
+    return [name for name in names.split(",") if name]
 
 
 def remove(

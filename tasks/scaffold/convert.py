@@ -1,4 +1,7 @@
-"""`evergreen convert`: files whose rows no objective reads become JSON lines that one reads, and a workbook of Excel a CSV file."""
+"""`evergreen convert`: files whose rows no objective reads become JSON lines that one reads, and a workbook of Excel a CSV file.
+
+Files that cannot be read as they are, but need no other rows, are copied (tasks.scaffold.copies).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ from params.foundation.artifacts import write_text_atomically
 from params.foundation.installation import install_extra
 from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
-from tasks.ingestion.encodings import format_suffix, open_as_utf8
-from tasks.ingestion.formats import translate_read_errors
+from tasks.ingestion.encodings import format_suffix, open_as_utf8, translate_read_errors
+from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
 from tasks.ingestion.source import open_source
+from tasks.ingestion.tables import open_table
+from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffix, copy_file
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
@@ -37,22 +42,37 @@ _MAX_BOOK_COLUMNS: Final = 1 << 14
 _TAG: Final = re.compile(r"O|[BIESLU]-\S+", re.IGNORECASE)
 
 
-def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), sheet: str | None = None) -> None:
+def convert_files(
+    patterns: Sequence[str],
+    to: Path,
+    names: Sequence[str] = (),
+    sheet: str | None = None,
+    copying: CopyOptions = NO_OPTIONS,
+) -> None:
     """Write the rows of files in a form that an objective reads, alike for all of them, and say what was done.
 
     One file becomes the file `to`, and several, or those of globs, become files in the folder `to`. `names` are those of tags that are
-    numbers, and `sheet` is one of a workbook, by default the first.
+    numbers, `sheet` is one of a workbook, by default the first, and `copying` says how files are read that are copied.
 
     Raises:
         DataError: a file cannot be read, or the rows have no form that is known.
         RecipeError: a file to write exists, or cannot hold such rows.
     """
+    if len(patterns) == 1 and Path(patterns[0]).is_dir():
+        _write_texts_of_classes(Path(patterns[0]), to)
+        return
     matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
     if missing := [pattern for pattern, names in matching.items() if not names]:
         raise DataError(missing[0], "there is no such file", "check the path")
     paths = [Path(name) for pattern in patterns for name in matching[pattern]]
     is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
-    suffix, is_one = ".csv" if is_book else ".jsonl", len(patterns) == 1 and Path(patterns[0]).is_file()
+    copied = {copied_suffix(path, to, copying) for path in paths}
+    if len(copied) > 1:
+        raise DataError(
+            ", ".join(map(str, paths)), "are of several formats", "convert those of each format by themselves"
+        )
+    suffix = ".csv" if is_book else copied.pop() or ".jsonl"
+    is_one = len(patterns) == 1 and Path(patterns[0]).is_file()
     targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]
     for target, count in Counter(targets).items():
         if target.exists() or count > 1:
@@ -64,10 +84,36 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
     if is_book:
         for path, target in zip(paths, targets, strict=True):
             _write_sheet(path, target, sheet)
+    elif all(copied_suffix(path, to, copying) for path in paths):
+        for path, target in zip(paths, targets, strict=True):
+            copy_file(path, target, copying)
     else:
         form = _find_form(paths, names)
         if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
             raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
+
+
+def _write_texts_of_classes(folder: Path, to: Path) -> None:
+    """Write a row for each text in the folders of a folder, with the name of its folder as label."""
+    paths = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+    if not paths:
+        raise DataError(str(folder), "has no folders with texts (.txt), one for each class", "name files, or a glob")
+    if to.exists() or to.suffix != ".jsonl":
+        what = "exists" if to.exists() else "would not say what is in it: JSONL"
+        raise RecipeError(str(to), what, f"name another file, such as {to.with_suffix('.jsonl')}")
+    rows = ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    write_text_atomically(to, "\n".join(lines) + "\n")
+    written = [json.loads(line) for line in to.read_text(encoding="utf-8").split("\n") if line]
+    compare(folder, (row["text"] for row in written), (text for path in paths for text in _read_text(path)))
+    classes = Counter(row["label"] for row in written)
+    print(f"wrote the texts of {', '.join(f'{name} ({count:,})' for name, count in classes.items())} into {to}")
+    print(f"  compared row by row: {len(written):,} rows, 0 values changed")
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    batches = read_rows_of_file(path, str(path), "file")
+    return (row["text"] for batch in batches for row in batch.rows.to_pylist())
 
 
 def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
@@ -83,7 +129,7 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
 
 def _write_converted(path: Path, to: Path, form: RowForm) -> int:
     """Return how many rows were written; without any there is no file."""
-    lines, left_out, number = list[str](), Counter[str](), 0
+    lines, left_out, changed, number = list[str](), Counter[str](), Counter[str](), 0
     assert form.convert is not None
     for number, (row, texts) in enumerate(_rows(path), start=1):
         try:
@@ -95,11 +141,20 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
             continue
         written = {name: text for name, text in texts.items() if name != form.column}
         kept = (one | {name: written[name] for name in one.keys() & written.keys()} for one in new)
-        lines += (json.dumps(one, ensure_ascii=False, default=str) for one in kept)
+        before = {**row, **texts}
+        for line in [json.dumps(one, ensure_ascii=False, default=str) for one in kept]:
+            lines.append(line)
+            after = json.loads(line)
+            names = (row.keys() & after.keys()) - {form.column}
+            changed.update(
+                name for name in names if after[name] != before[name] and str(after[name]) != str(before[name])
+            )
     if lines:
         write_text_atomically(to, "\n".join(lines) + "\n")
     print(f"column `{form.column}` {form.what}: wrote {form.becomes} into {to}")
     print(f"  {number:,} rows became {len(lines):,}; {left_out.total():,} could not be converted")
+    which = "".join(f"; `{name}` in {count:,} rows" for name, count in changed.items())
+    print(f"  compared row by row: {changed.total():,} values of other columns changed{which}")
     return len(lines)
 
 
@@ -194,11 +249,13 @@ def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
     rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
     if not rows:
         raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
     write_text_atomically(to, text.getvalue())
+    with open_table(to, str(to), is_quoted=True) as (_, written):
+        compare(path, (cells for _, cells in written), map(list, rows))
     others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
-    print(f"wrote the {len(rows):,} lines of sheet {name} into {to}{others}")
+    print(f"wrote the {len(rows):,} lines of sheet {name} into {to}, and compared them: 0 values changed{others}")
 
 
 def _check_unpacked_size(path: Path) -> None:

@@ -1,39 +1,45 @@
 """The beginnings of files, for what the readers of tasks.ingestion cannot read, or would read as something else.
 
-Readers say which line is malformed. That a table has no header is seen before, at its first bytes. The error has the command that
+Readers say which line is malformed. That a table has no header is seen before, at its first rows. The error has the command that
 converts the file; it changes no value.
 """
 
 from __future__ import annotations
 
-import csv
-import json
+import contextlib
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
 
 from params import DataError
-from tasks.ingestion.encodings import COMPRESSIONS, clean_name, format_suffix, open_as_utf8, table_fix
-from tasks.ingestion.formats import SUFFIXES, TABLE_SUFFIXES, find_delimiter, translate_read_errors
+from tasks.ingestion.encodings import (
+    COMPRESSIONS,
+    clean_name,
+    convert_command,
+    format_suffix,
+    open_as_utf8,
+    translate_read_errors,
+)
+from tasks.ingestion.formats import SUFFIXES
+from tasks.ingestion.tables import TABLE_SUFFIXES, has_quoted_cells, open_table
 
 _HEAD_BYTES: Final = 256 << 10
-_TO_PARQUET: Final = (
-    "import pyarrow as a, pyarrow.feather as f, pyarrow.parquet as q; q.write_table({read}({path}){rest}, {new})"
-)
+_HEAD_ROWS: Final = 2000
 _SAVE: Final = "save it as CSV in UTF-8 with the program that wrote it"
 EXCEL_SUFFIXES: Final = (".xlsx", ".xlsm")
+ARROW_SUFFIXES: Final = (".arrow", ".feather")
 OTHER_FORMATS: Final = {
-    ".arrow": "",
-    ".feather": "",
+    **dict.fromkeys(ARROW_SUFFIXES, "make a Parquet file of it: evergreen convert {path} {parquet}"),
     ".pkl": "loading it can run code: write it as Parquet where you trust it",
     ".xls": _SAVE,
     **dict.fromkeys(EXCEL_SUFFIXES, "make a CSV file of it: evergreen convert {path} {table}"),
     ".xz": "decompress it: xz -dk {path}",
     ".zip": "take the files out, and use them: python -m zipfile -e {path} {folder}",
 }
-"""What to do with files that cannot be read; those of Arrow are converted as their first bytes say."""
+"""What to do with files that cannot be read."""
 TAGGED_SUFFIXES: Final = (".conll", ".iob", ".iob2", ".bio")
 _TAGGED_WORD: Final = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIESLU]-\S+)", re.IGNORECASE)
 _MANY_FILES: Final = 20
@@ -45,24 +51,25 @@ def refuse_misreadable_file(path: Path) -> None:
     Raises:
         DataError: the file has another format or encoding, or no header.
     """
-    suffix = format_suffix(path)
-    if holds_tagged_words(path):
-        command = f"evergreen convert {shlex.quote(str(path))} {shlex.quote(clean_name(path, '.jsonl'))}"
-        raise DataError(str(path), "has a word with its tag in each line", f"make texts with spans of it: {command}")
+    suffix, name = format_suffix(path), str(path)
+    with translate_read_errors(path, name):
+        is_tagged = holds_tagged_words(path)
+    if is_tagged:
+        fix = f"make texts with spans of it: {convert_command(path, '.jsonl')}"
+        raise DataError(str(path), "has a word with its tag in each line", fix)
     if suffix in OTHER_FORMATS:
-        new = {"folder": clean_name(path, ""), "table": clean_name(path, ".csv")}
+        suffixes = {"folder": "", "table": ".csv", "parquet": ".parquet"}
+        new = {kind: clean_name(path, own) for kind, own in suffixes.items()}
         names = {name: shlex.quote(str(own)) for name, own in {"path": path, **new}.items()}
-        fix = OTHER_FORMATS[suffix].format(**names) or _arrow_fix(path)
-        raise DataError(str(path), f"{suffix} files cannot be read", fix)
+        raise DataError(str(path), f"{suffix} files cannot be read", OTHER_FORMATS[suffix].format(**names))
     if suffix not in SUFFIXES and path.suffix.lower() in COMPRESSIONS:
         fix = f"name it after its content, for example {path.stem}.jsonl{path.suffix}"
         raise DataError(str(path), "its name does not say what is in it", fix)
     if suffix == ".parquet":
         return
-    with translate_read_errors(path, str(path)):
-        lines = _head(path).decode("utf-8-sig", errors="replace").splitlines()
-        if suffix in TABLE_SUFFIXES:
-            _check_header(path, lines)
+    if suffix in TABLE_SUFFIXES:
+        with translate_read_errors(path, str(path)):
+            _check_header(path)
 
 
 def holds_tagged_words(path: Path) -> bool:
@@ -90,14 +97,14 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD_BYTES)
 
 
-def _check_header(path: Path, lines: Sequence[str]) -> None:
-    delimiter = find_delimiter(path, str(path))
-    try:
-        records = [cells for cells in csv.reader(lines[:2000], delimiter=delimiter) if cells]
-    except csv.Error:
-        return  # the reader says where
+def _check_header(path: Path) -> None:
+    records, name = list[list[str]](), str(path)
+    is_quoted = has_quoted_cells(path, name)
+    with contextlib.suppress(DataError), open_table(path, name, is_quoted=is_quoted) as (_, found):
+        for _, cells in islice(found, _HEAD_ROWS):  # the reader says where one is malformed
+            records.append(cells)
     for place, cell in enumerate(records[0] if len(records) > 1 else ()):
-        values = {cells[place] for cells in records[1:] if len(cells) == len(records[0])}
+        values = {cells[place] for cells in records[1:]}
         if re.fullmatch(r"-?\d+(\.\d+)?", cell.strip()):
             why = f"its first line has the number {cell!r} where a name should be"
         elif cell and cell in values:
@@ -106,16 +113,6 @@ def _check_header(path: Path, lines: Sequence[str]) -> None:
             why = f"its first line has the text {cell[:60]!r} where a name should be"
         else:
             continue
-        names = [f"column{i}" for i in range(1, len(records[0]) + 1)]
-        fix = table_fix(path, f"header=None, names={json.dumps(names)}", delimiter)
-        raise DataError(str(path), f"has no header: {why}", f"with names of your own, {fix}")
-
-
-def _arrow_fix(path: Path) -> str:
-    """Return the command that writes a file of Arrow as Parquet: a file of its own format, or a stream, as `datasets` writes it."""
-    with path.open("rb") as file:
-        is_file = file.read(4) in (b"ARRO", b"FEA1")
-    read, rest = ("f.read_table", "") if is_file else ("a.ipc.open_stream", ".read_all()")
-    names = {"path": json.dumps(str(path)), "new": json.dumps(clean_name(path, ".parquet"))}
-    code = _TO_PARQUET.format(read=read, rest=rest, **names)
-    return f"convert it, and use the new file: python -c {shlex.quote(code)}"
+        names = ",".join(f"column{i}" for i in range(1, len(records[0]) + 1))
+        fix = f"with names of your own: {convert_command(path, '.csv', f'--header {names}')}"
+        raise DataError(str(path), f"has no header: {why}", fix)

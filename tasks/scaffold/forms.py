@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.ingestion.encodings import clean_name
-from tasks.scaffold.look import Row, SampledColumn, columns_named, most
+from tasks.scaffold.look import Row, SampledColumn, columns_named, columns_of_rows, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from tasks.scaffold.usual_names import LISTED, RELEVANCE, USUAL_NAMES
+from tasks.scaffold.usual_names import CONTEXT, LISTED, RELEVANCE, SYSTEM, USUAL_NAMES
+from tasks.scaffold.written_values import looks_written, parse_written
 from trainer.objectives.bases.feedback import BAD, GOOD
 from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
@@ -96,6 +96,25 @@ def _good(row: Row, name: str, _: Any) -> list[NewRow]:
     return [_without(row, name)] if str(row.get(name)).strip().lower() in GOOD else []
 
 
+def _answered_label(column: SampledColumn, columns: Columns) -> str:
+    """Return the only label of all rows, if a column says of each row whether it is accepted: two classes, as in Prodigy's binary annotations."""
+    is_answer = column.name == "answer" and {"accept", "reject"} <= {*map(str, column.filled)} <= {
+        "accept",
+        "reject",
+        "ignore",
+    }
+    label = columns.get("label")
+    is_one = is_answer and label is not None and label.kind == "text" and label.distinct == 1
+    return str(label.filled[0]) if is_one and label else ""
+
+
+def _with_answer(row: Row, name: str, _: Any) -> list[NewRow]:
+    label = row.get("label")
+    if row.get(name) == "ignore" or label is None:
+        return []
+    return [_without(row, name) | {"label": label if row.get(name) == "accept" else f"not {label}"}]
+
+
 def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
     before = row.get(prompt) or []
     before = [{"role": "user", "content": before}] if isinstance(before, str) else before
@@ -123,6 +142,25 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
     return ", ".join(sorted({*values})[:5]) if is_rating else ""
 
 
+def _are_turns_before(column: SampledColumn, columns: Columns) -> bool:
+    """Whether a column has the turns before a prompt and its answer, each as a list of what was asked and what was answered."""
+    are_turns = _holds(column, lambda one: isinstance(one, list) and [*map(type, one)] == [str, str])
+    return are_turns and column.name.lower() == "history" and all(own.kind == "text" for own in _pair(columns))
+
+
+def _with_turns_before(row: Row, name: str, _: Any) -> list[NewRow]:
+    """Return a row with one conversation: what the system says, the turns before, the prompt with what it is about, and the answer."""
+    columns = columns_of_rows([row])
+    prompt, answer = (own.name for own in _pair(columns))
+    about, system = ([own.name for own in columns_named(columns, usual)] for usual in (CONTEXT, SYSTEM))
+    asked = [prompt, *(one for one in about if one != prompt)]
+    said = [str(row[one]) for one in asked if str(row.get(one) or "").strip()]
+    messages = [{"role": "system", "content": row[one]} for one in system[:1] if str(row[one] or "").strip()]
+    for turn in [*(row.get(name) or ()), ["\n\n".join(said), row[answer]]]:
+        messages += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+    return [_without(row, name, *asked, answer, *system[:1]) | {"messages": messages}]
+
+
 def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
     """Return the column with the prompt of an answer that is a list of messages; empty if a column has whole conversations."""
     prompt, answer = _pair(columns) or (column, None)
@@ -147,6 +185,13 @@ def _rated_messages(column: SampledColumn, columns: Columns) -> str:
 def _keys(column: SampledColumn) -> str:
     keys = dict.fromkeys(key for value in column.filled for key in value) if column.kind == "record" else ()
     return ", ".join(map(repr, [*keys][:5]))
+
+
+def _with_keys(row: NewRow, record: NewRow) -> NewRow:
+    """Return a row with the values of a record; ValueError if one would take the place of another value."""
+    if taken := [key for key, value in record.items() if row.get(key, value) != value]:
+        raise ValueError(f"`{taken[0]}` is a column with another value already")
+    return row | record
 
 
 def _holds(column: SampledColumn, is_item: Callable[[Any], bool]) -> bool:
@@ -253,7 +298,7 @@ _ROLES: Final = {
 }
 _Label = partial(RowForm, role="label")
 _Other = partial(RowForm, is_proposed=False)
-_JSON: Final = ("holds JSON as text", "what it says")
+_JSON: Final = ("holds JSON as text, or lists and records as Python writes them", "what it says")
 _RATED: Final = "seems to say how good the answers are ({found}), and no objective reads that"
 _LIKED: Final = (
     "seems to say how good the answers are ({found}), and no objective for these rows and this model reads that"
@@ -266,11 +311,22 @@ FORMS: Final = (
     _Other(
         *_JSON,
         lambda c, _: c.kind == "json" and any(c.parsed) and most(looks_like_conversation, c.parsed),
-        _changed(json.loads),
+        _changed(parse_written),
     ),
-    RowForm(*_JSON, lambda c, _: c.kind == "json", _changed(json.loads)),
+    RowForm(*_JSON, lambda c, _: c.kind == "json", _changed(parse_written)),
+    _Other(
+        "holds lists or records as text, in a form that cannot be read",
+        "write them as JSON, with the program that has them",
+        lambda c, _: c.kind == "text" and most(looks_written, c.filled),
+    ),
     RowForm(
         "holds all rows as one list", "one row per line", lambda c, _: _are_rows(c), lambda row, name, _: row[name]
+    ),
+    _Other(
+        "says whether the label {found!r} is right",
+        "the labels {found!r} and 'not {found}'",
+        _answered_label,
+        _with_answer,
     ),
     _Other(
         "says which rows were rejected or ignored",
@@ -282,6 +338,7 @@ FORMS: Final = (
     RowForm(_LIKED, "the rows with good answers", partial(_ratings, in_words=True), _good),
     RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
     _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
+    _Other("holds the turns before the prompt", "all as `messages`", _are_turns_before, _with_turns_before),
     _Other("holds choices with marks, which `{found}` names", "lists of them", _right_choice, _with_choices),
     RowForm(
         "holds true and false, and grades are numbers",
@@ -297,7 +354,7 @@ FORMS: Final = (
         lambda c, columns: (
             (c.name == "translation" or all(own.kind != "text" for own in columns.values())) and _keys(c)
         ),
-        lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
+        lambda row, name, _: [_with_keys(_without(row, name), row.get(name) or {})],
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),
     RowForm(

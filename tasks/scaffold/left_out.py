@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from params import RecipeError
-from tasks.scaffold.candidates import columns_in
-from tasks.scaffold.look import RowSample, SampledColumn, columns_named
+from params.foundation.errors import see_limits
+from tasks.scaffold.look import RowSample, SampledColumn, columns_named, most, texts_in
 from tasks.scaffold.request import NewRecipeRequest
-from tasks.scaffold.usual_names import CONTEXT
+from tasks.scaffold.usual_names import CONTEXT, MEANT_FOR_PROMPTS, USUAL_NAMES
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import NewRecipeAdvice
 
 KIND_WORDS: Final[Mapping[str, str]] = {
@@ -19,12 +21,19 @@ KIND_WORDS: Final[Mapping[str, str]] = {
     "json": "JSON as text",
 }
 """What a column holds, in words."""
+_COMPARED: Final = 200
+"""Rows that are looked at for what two columns say both."""
 _SHORT: Final = 1 / 3
 """A text that is shorter than this, relative to the text that is read, is a title or the like."""
 
 
 def confirm_what_is_left_out(
-    advice: NewRecipeAdvice, chosen: Mapping[str, str], request: NewRecipeRequest, sample: RowSample
+    advice: NewRecipeAdvice,
+    chosen: Mapping[str, str],
+    request: NewRecipeRequest,
+    sample: RowSample,
+    *,
+    read: Collection[str],
 ) -> None:
     """Ask about words among numbers that would be classes, about a second text, and about what a prompt is about.
 
@@ -35,18 +44,20 @@ def confirm_what_is_left_out(
         chosen: its columns, by flag.
         request: what the user has named.
         sample: the rows.
+        read: all columns that are read.
 
     Raises:
         RecipeError: nobody is there to ask, or does not want it; it names the flags that say so.
     """
-    read = {name for own in chosen.values() for name in columns_in(own, sample)}
     unread = [c for c in sample.columns.values() if c.filled and c.name not in read and not c.is_incidental]
     guessed = {flag: own for flag, own in chosen.items() if flag not in request.columns}
     if (name := guessed.get("label")) in sample.columns:
         _confirm_classes(sample.columns[name], request)
     if (name := guessed.get("text")) in sample.columns and "text-pair" in advice.columns.keys() - chosen.keys():
         _confirm_one_text(sample.columns[name], unread, request)
-    if "prompt" in guessed and "score" not in chosen:
+    if advice.reads_prompts:
+        _confirm_nothing_is_lost(advice, chosen, request, sample, read)
+    elif "prompt" in guessed and "score" not in chosen:
         about = columns_named({c.name: c for c in unread}, CONTEXT)
         _confirm_prompt(guessed["prompt"], about, request, reads_several="prompt" in advice.templates)
 
@@ -71,12 +82,83 @@ def _confirm_one_text(text: SampledColumn, unread: Sequence[SampledColumn], requ
         request.confirm(f"Learn from `{text.name}` alone?", RecipeError("--text-pair", what, fix))
 
 
-def _confirm_prompt(
-    prompt: str, about: Sequence[SampledColumn], request: NewRecipeRequest, *, reads_several: bool
+def _confirm_nothing_is_lost(
+    advice: NewRecipeAdvice,
+    chosen: Mapping[str, str],
+    request: NewRecipeRequest,
+    sample: RowSample,
+    read: Collection[str],
 ) -> None:
-    for other in about[:1]:
-        held, could_read = KIND_WORDS.get(other.kind, other.kind), other.can_be_text and not reads_several
-        what = f"`{other.name}` ({held}) may belong to `{prompt}`, and would not be read"
-        fix = "give a model that answers prompts" if could_read else f"write what `{other.name}` holds as text"
-        fix += f"; or, to pass over it, add --prompt {prompt}"
-        request.confirm(f"Learn without `{other.name}`?", RecipeError("--prompt", what, fix))
+    """Ask about what a model that answers would not read, unless the user has named what it reads."""
+    flag = next(name for name in ("prompt", "messages", "completion", "chosen") if name in chosen)
+    if flag in request.columns:
+        return
+    unread = [c for c in sample.columns.values() if c.filled and c.name not in read]
+    for column in unread:
+        if column.holds_pictures:
+            what = f"`{column.name}` holds pictures or sound, which no objective reads"
+            fix = "write what they show or say into a column of text"
+            fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(chosen[flag])}{see_limits('objective')}"
+            request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
+    unread = [c for c in unread if not (c.holds_pictures or _is_said_elsewhere(c.name, read, sample))]
+    named = columns_named({c.name: c for c in unread}, MEANT_FOR_PROMPTS)
+    is_meant = {c.name for c in unread if c.holds_texts and not (c.is_incidental or c.is_label or c.names_rows)}
+    texts = [c for c in unread if c not in named and c.name in is_meant]
+    answers = columns_named({c.name: c for c in texts}, USUAL_NAMES["completion"]) if "completion" in chosen else []
+    if "completion" not in request.columns:
+        _confirm_answer(chosen.get("completion", ""), answers, request)
+    about = [*named, *(c for c in texts if c not in answers)]
+    _confirm_prompt(chosen[flag], about, request, reads_several=flag in advice.templates, flag=flag)
+
+
+def _is_said_elsewhere(name: str, read: Collection[str], sample: RowSample) -> bool:
+    """Whether what is read says what a column does, as messages that begin with the prompt beside them."""
+    rows = [row for row in sample.rows["train"][:_COMPARED] if row.get(name)]
+    pairs = [(texts_in(row[name]), "\n".join(texts_in([row.get(other) for other in read]))) for row in rows]
+    return bool(pairs) and most(lambda pair: all(text.strip() in pair[1] for text in pair[0]) and pair[0], pairs)
+
+
+def _confirm_answer(answer: str, others: Sequence[SampledColumn], request: NewRecipeRequest) -> None:
+    for other in others:
+        what = f"`{other.name}` may be the answer to learn, too, beside `{answer}`"
+        fix = f"add --completion {shlex.quote(answer)} or --completion {shlex.quote(other.name)}"
+        request.confirm(f"Learn `{answer}`, without `{other.name}`?", RecipeError("--completion", what, fix))
+
+
+def _confirm_prompt(
+    prompt: str,
+    about: Sequence[SampledColumn],
+    request: NewRecipeRequest,
+    *,
+    reads_several: bool,
+    flag: str = "prompt",
+) -> None:
+    if not about:
+        return
+    said = " and ".join(f"`{other.name}` ({KIND_WORDS.get(other.kind, other.kind)})" for other in about)
+    what = f"{said} may belong to `{' '.join(prompt.split())}`, and would not be read"
+    names = [other.name for other in about]
+    if unreadable := [other.name for other in about if not other.can_be_text]:
+        fix = f"write what `{unreadable[0]}` holds as text"
+    elif not reads_several:
+        fix = "give a model that answers prompts" if flag == "prompt" else f"write it into `{prompt}`"
+    else:
+        fix = _read_too(prompt, names, flag)
+    fix += f"; or, to pass over {'it' if len(names) == 1 else 'them'}, add --{flag} {_as_argument(prompt)}"
+    request.confirm(f"Learn without `{'` and `'.join(names)}`?", RecipeError(f"--{flag}", what, fix))
+
+
+def _read_too(prompt: str, names: Sequence[str], flag: str) -> str:
+    """Return how a prompt is read behind other columns."""
+    own = prompt if names_columns(prompt) else f"{{{prompt}}}"
+    template = " ".join([*(f"{{{name}}}" for name in names), own])
+    try:
+        column_or_template(template)
+    except ValueError:
+        return "to read all, give the columns names that can stand in braces, of letters and digits"
+    return f"to read {'both' if len(names) == 1 else 'all'}, add --{flag} {_as_argument(template)}"
+
+
+def _as_argument(columns: str) -> str:
+    """Return columns as an argument in one line: a template is read the same with a space between them."""
+    return shlex.quote(" ".join(columns.split())) if names_columns(columns) else shlex.quote(columns)

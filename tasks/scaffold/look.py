@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,11 @@ from tasks.ingestion.row_limit import size_of_row
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
+from tasks.scaffold.written_values import looks_written, parse_written
 from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.messages import looks_like_conversation
+from trainer.objectives.bases.pictures import KEYS as PICTURE_KEYS
+from trainer.objectives.bases.pictures import is_picture
 from trainer.objectives.bases.rows import ColumnKind
 
 SAMPLE_ROWS: Final = 20_000
@@ -72,7 +74,7 @@ class SampledColumn:
 
     @cached_property
     def parsed(self) -> list[Any]:
-        """What texts say that are a list or a mapping as JSON; None for others."""
+        """What texts say that are a list or a mapping, as JSON, Python or numpy write it; None for others."""
         return list(map(_parsed, self.filled))
 
     @cached_property
@@ -172,6 +174,27 @@ class SampledColumn:
             return counts_rows or bool(by_name and self.distinct > len(self.filled) / 2)
         return self.kind == "text" and not self.has_spaces and bool(unique and (by_name or self.mean_characters < 40))
 
+    @cached_property
+    def holds_texts(self) -> bool:
+        """Whether most values are texts of several words, or have such texts in them."""
+        if self.kind == "text":
+            return self.has_spaces and not self.is_place_or_time
+        found = [*map(texts_in, self.parsed if self.kind == "json" else self.filled)]
+        return (
+            self.kind in ("json", "messages", "list", "record", "other")
+            and most(lambda texts: any(" " in text.strip() for text in texts), [texts for texts in found if texts])
+            and any(found)
+        )
+
+    @cached_property
+    def holds_pictures(self) -> bool:
+        """Whether the values are pictures, sound or films, or files of them; a name that says so tells it of addresses without an ending."""
+        values = [item for value in self.filled for item in (value if isinstance(value, list) else [value])]
+        is_named = self.name.lower() in PICTURE_KEYS and not self.has_spaces
+        return bool(values) and most(
+            lambda value: is_picture(value) or (is_named and isinstance(value, dict | str)), values
+        )
+
     @property
     def can_be_text(self) -> bool:
         """Whether an objective can read the values as text."""
@@ -233,9 +256,18 @@ def _number_said(value: Any) -> Any:
     return float(value) if _NUMBER.fullmatch(value.strip()) else value if value.strip() else None
 
 
+def texts_in(value: Any) -> list[str]:
+    """Return the texts that a value is, or has in it."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for own in value for text in texts_in(own)]
+    return [value] if isinstance(value, str) else []
+
+
 def _parsed(text: str) -> Any:
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text) if text.lstrip().startswith(("[", "{")) else None
+    with contextlib.suppress(ValueError):
+        return parse_written(text) if looks_written(text) else None
 
 
 def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[str, SampledColumn]:

@@ -18,7 +18,7 @@ from tasks.scaffold.choices import Keys
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
-from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
+from tasks.scaffold.quality import NO_LABEL, SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import OPTION_FLAGS, NewRecipeRequest, option_flag
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
@@ -27,6 +27,7 @@ from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
+from trainer.objectives.bases.messages import MARKS, count_unread_keys
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 
@@ -128,6 +129,7 @@ def plan_recipe(
         "data": _data_keys(found, proposal, quality, shares, objective.group_columns),
         "validation": {
             "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
+            **_checks_of_labels(quality),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
         },
         "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
@@ -163,8 +165,25 @@ def plan_recipe(
     }
     encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    more_remarks = [*choices.find_few_test_rows(sample, shares), *choices.propose_time_split(sample, shares)]
+    more_remarks = [
+        *_keys_that_nothing_reads(proposal, sample, tokenizer),
+        *choices.find_few_test_rows(sample, shares),
+        *choices.propose_time_split(sample, shares),
+    ]
     return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
+
+
+def _keys_that_nothing_reads(
+    proposal: ObjectiveProposal, sample: RowSample, tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
+    """Return a remark that names keys of messages that neither Evergreen nor the chat template reads, if there are some."""
+    columns = [sample.columns[name] for name in proposal.read_columns() if sample.columns[name].kind == "messages"]
+    template = conversation_template(tokenizer) or ""
+    counts = count_unread_keys(chain.from_iterable(column.filled for column in columns), template)
+    said = ", ".join(f"`{key}` of {count:,} messages" for key, count in counts.most_common(5))
+    marks = ", ".join(f"`{mark}`" for mark in MARKS)
+    what = f"neither the chat template nor Evergreen reads {said}; what says which answers are not learned is {marks}"
+    return [what] if counts else []
 
 
 def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:
@@ -310,6 +329,13 @@ def _can_train(
     except RecipeError:
         return False
     return True
+
+
+def _checks_of_labels(quality: SampleQuality) -> dict[str, AdvisedValue]:
+    if not quality.unlabelled:
+        return {}
+    check = {"type": "expect_column_values_to_not_be_in_set", "column": quality.unlabelled, "value_set": [NO_LABEL]}
+    return {"expectations": AdvisedValue([check], f"`{NO_LABEL}` stands for no label")}
 
 
 def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: SampleQuality) -> AdvisedValue:

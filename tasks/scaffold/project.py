@@ -290,9 +290,10 @@ def format_yaml_value(value: Any) -> str:
             return value
         known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}  # other characters that YAML does not allow are escaped
         return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in value)}"'
-    if isinstance(value, list):
-        return f"[{', '.join(map(format_yaml_value, value))}]"
-    return str(value)
+    if isinstance(value, Mapping):
+        items = [f"{key}: {format_yaml_value(own)}" for key, own in value.items()]
+        return f"{{{', '.join(items)}}}"
+    return f"[{', '.join(map(format_yaml_value, value))}]" if isinstance(value, list) else str(value)
 
 
 def replace_unprintable_characters(line: str) -> str:

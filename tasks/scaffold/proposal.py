@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,14 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms, proposable_objectives
+from tasks.scaffold.candidates import (
+    NESTED,
+    find_candidates,
+    find_lead,
+    find_usual_columns,
+    list_row_forms,
+    proposable_objectives,
+)
 from tasks.scaffold.forms import find_row_forms, rating_column
 from tasks.scaffold.left_out import KIND_WORDS, confirm_what_is_left_out
 from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
@@ -21,6 +29,7 @@ from trainer import objectives
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.advice.pairs import find_usual_pair
+from trainer.objectives.bases.label_sets import says_yes
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.rows import ColumnKind
 
@@ -73,7 +82,8 @@ class ObjectiveProposal:
         given = {flag: own for flag, own in self.columns.items() if not flags or flag in flags}
         templates = self.advice.templates
         names = ([*column_or_template(own).columns] if flag in templates else [own] for flag, own in given.items())
-        return list(dict.fromkeys(itertools.chain.from_iterable(names)))
+        options = [] if flags else [str(own.value) for name, own in self.found.items() if name.endswith("_column")]
+        return list(dict.fromkeys([*itertools.chain.from_iterable(names), *options]))
 
 
 def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
@@ -101,16 +111,20 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices", "rejected"}):
-        columns[flag] = _with_context(columns, flag, sample)
+        columns[flag] = _with_context(columns, flag, sample, has_lead=advice.reads_prompts)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
             is_name = flag in advice.templates
             what = f"{column!r} is the name of a column" if is_name else f"{objective} reads one column there"
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
-    proposal = ObjectiveProposal(objective, columns, advice.found_options(columns, sample.rows["train"]))
+    found = advice.found_options(columns, sample.rows["train"])
+    if any(own in sample.columns and sample.columns[own].kind == "messages" for own in columns.values()):
+        filled = [c.name for c in sample.columns.values() if c.filled and c.name not in columns.values()]
+        found |= advice.found_beside_messages(filled) if advice.reads_prompts else {}
+    proposal = ObjectiveProposal(objective, columns, found)
     _check_kinds(proposal, sample)
-    confirm_what_is_left_out(advice, columns, request, sample)
+    confirm_what_is_left_out(advice, columns, request, sample, read=proposal.read_columns())
     return proposal
 
 
@@ -140,11 +154,13 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
             raise RecipeError(f"--{flag}", f"the rows have no column `{name}`", fix)
 
 
-def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
-    """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
+def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample, *, has_lead: bool) -> str:
+    """Return the column of a prompt, or a template of it, of what leads to it, and of the column with what it is about, if there is one."""
     usual = columns_named(sample.columns, CONTEXT)
     found = [c for c in usual if c.can_be_text and not (c.is_numeric and c.is_id)]
-    names = [columns[flag], *(c.name for c in found if c.name not in columns.values())]
+    is_text = sample.columns[columns[flag]].can_be_text
+    lead = find_lead(sample, columns[flag], columns.values()) if has_lead and is_text else []
+    names = [*lead, columns[flag], *(c.name for c in found if c.name not in {*columns.values(), *lead})]
     template = "\n\n".join(f"{{{name}}}" for name in names)
     try:
         column_or_template(template)
@@ -160,6 +176,10 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
     for flag in proposal.columns:
         for column in (sample.columns[name] for name in proposal.read_columns(flag)):
             kind = kinds.get(column.name)
+            if (
+                flag == "labels" and kind == "label" and most(_says_yes_or_no, column.filled)
+            ):  # or the share that says yes
+                continue
             is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
             role = "text" if is_text else kind or ""
             forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
@@ -177,6 +197,13 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
+
+
+def _says_yes_or_no(value: Any) -> bool:
+    with contextlib.suppress(ValueError):
+        says_yes(value)
+        return True
+    return False
 
 
 def _check_named(objective: str, kind: ModelKind) -> None:
@@ -215,7 +242,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     has_documents = any(c not in prompts[:1] for c in documents) and bool(prompts)
     graded = [c for c in columns_named(sample.columns, ("grade",)) if c.says_numbers and has_documents]
     others = [c.name for c in (*scores, *graded) if not c.is_called_label] + (marked if len(marked) > 2 else [])
-    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])]
+    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts)]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
         "label": [c for c in labels if c.name not in others],

@@ -16,9 +16,12 @@ from trainer import objectives
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.span_places import is_moved
 
 _OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
 """Numbers, and names of what is called, of which each row has others."""
+NO_LABEL = "-"
+"""Stands in the place of a label of rows that have none."""
 _SUCH_AS = "for example, "
 
 
@@ -41,6 +44,8 @@ class SampleQuality(NamedTuple):
     """Rows that have the most frequent text."""
     known: int
     """Held-out rows whose text training rows have, too."""
+    unlabelled: str
+    """The column of labels, if `-` stands there for none."""
     remarks: Sequence[str]
     """What else a person should know, a sentence each."""
 
@@ -93,11 +98,13 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     """
     if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
         proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
+    unlabelled = _column_with_marks_of_no_label(sample, proposal)
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for number, found in enumerate(sample.rows[split], start=1):
             row: Row = {**dict.fromkeys(objective.columns()), **found}  # a row may lack a key that others have
-            if reason := _reason(row, objective):
+            reason = f"no label: `{unlabelled}` is `{NO_LABEL}`" if row.get(unlabelled) == NO_LABEL else None
+            if reason := reason or _reason(row, objective):
                 unusable[reason] += 1
                 place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"
                 examples.setdefault(reason, f"{place}, {str(dict(row))[:120]}")
@@ -128,6 +135,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     repeated = len(train) - len(answers) if columns else 0
     known = sum(_input(row, columns) in answers for row in held_out)
     conflicting = sum(len(found) > 1 for found in answers.values())
+    spans = proposal.columns.get("spans")
+    moved = sum(is_moved(span, objective.text(row)) for row in train for span in (row.get(spans) or ())) if spans else 0
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
     uses = Counter(part for label in labels for part in _parts(label))
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
@@ -141,6 +150,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
         f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will refuse them: add"
         " training rows with these labels, or take the rows with them out of the held-out data": unseen,
+        f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is": moved,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
         **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
     }
@@ -153,8 +163,18 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         repeated=repeated,
         largest_group=max(texts.values(), default=0),
         known=known,
+        unlabelled=unlabelled,
         remarks=[remark for remark, count in remarks.items() if count],
     )
+
+
+def _column_with_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> str:
+    """Return the column of labels if one of them is `-`, as of rows in SNLI on which people did not agree, and all others are words or numbers."""
+    column = proposal.columns.get("label", "")
+    labels = {str(row[column]) for rows in sample.rows.values() for row in rows if row.get(column) is not None}
+    has_marks, labels = NO_LABEL in labels, labels - {NO_LABEL}
+    are_words = all(any(sign.isalnum() for sign in label) for label in labels)
+    return column if has_marks and are_words and len(labels) > 1 else ""
 
 
 def _parts(label: str) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -109,7 +111,10 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
             held_out = [path for path in beside if _split_of(path.name) == "test"]
             notes = [f"{one} is not used: add --test {one}, or give the folder as --data" for one in held_out]
     else:
-        patterns, notes = _patterns(request, _local_names(data, root), where=data)
+        names = _local_names(data, root)
+        if (root / data).is_dir() and not request.objective:
+            refuse_folders_of_classes(data, names)
+        patterns, notes = _patterns(request, names, where=data)
     patterns |= {split: path_in_project(path, root) for split, path in _named(request).items()}
     files = {split: list_matching_files(pattern, root) for split, pattern in patterns.items()}
     for split, names in files.items():
@@ -123,6 +128,37 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
         keys["text_unit"], why = guess_text_unit([root / name for name in files["train"]])
         notes = [*notes, why]
     return FoundSource(keys, RowsFromFiles.model_validate(keys), watched_path(patterns.values(), root), notes)
+
+
+def refuse_folders_of_classes(data: str, names: Sequence[str]) -> None:
+    """Refuse a folder that has a folder of texts for each class, below those of splits, if there are some.
+
+    Raises:
+        DataError: it has; with the commands that write the rows.
+    """
+    files = Counter(PurePosixPath(name).parent for name in names)
+    splits: dict[str, list[PurePosixPath]] = {}
+    for folder in files:
+        inside = folder.relative_to(data).parts
+        if len(inside) > 2 or not inside or (len(inside) == 2 and not _split_of(inside[0])):
+            return
+        splits.setdefault(_split_of(inside[0]) if len(inside) == 2 else "", []).append(folder)
+    are_texts = all(format_suffix(name) == ".txt" for name in names) and min(files.values(), default=0) > 1
+    named_splits = any(_split_of(folder.name) for folder in files)
+    if not are_texts or named_splits or any(len(folders) < 2 for folders in splits.values()):
+        return
+    to = f"{data.rstrip('/')}-clean"
+    new = {split: f"{to}/{split or 'train'}.jsonl" for split in splits}
+    commands = (f"evergreen convert {shlex.join([str(own[0].parent), new[split]])}" for split, own in splits.items())
+    flags = " ".join(
+        f"{'--data' if split in ('', 'train') else f'--{split}'} {shlex.quote(path)}" for split, path in new.items()
+    )
+    classes = sorted({folder.name for folder in files})
+    what = f"has a folder of texts for each of {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}, which may be classes"
+    running = shlex.quote(f"{data.rstrip('/')}/**/*.txt")
+    raise DataError(
+        data, what, f"if they are: {' && '.join(commands)}; then give {flags}; if not, give --data {running}"
+    )
 
 
 def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:

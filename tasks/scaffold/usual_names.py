@@ -9,6 +9,10 @@ RELEVANCE: Final = ("relevance", "relevant")
 """Usual names of a column that says how relevant a document is to a query."""
 CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
+SYSTEM: Final = ("system", "system_prompt")
+"""Usual names of a column that says to the model what it is, before all prompts or some."""
+MEANT_FOR_PROMPTS: Final = (*CONTEXT, *SYSTEM, "history", "tools", "functions")
+"""Usual names of columns that a model reads before it answers, whatever they hold."""
 LISTED: Final = dict.fromkeys(("pos", "positives", "positive"), "positive")
 """Usual names of a column with a list of texts that belong to a query, and the name for one of them."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -294,6 +294,7 @@ def _require_types(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKind
     fitting: dict[ColumnKind, tuple[str, Callable[[Any], bool]]] = {
         "string": ("text", is_text),
         "optional": ("text", is_text),
+        "any": ("anything", lambda _: True),
         "label": ("text or integers", is_label),
         "labels": (
             "lists of text or integers, or records",

@@ -281,7 +281,7 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
     other = {"deployment_id": watched.deployments["bad"]}  # of the same project, as default-on-notice beside default
     crashed = watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="marked", **other)
 
-    def refuse(heartbeat_after_s: int, recipe: str = "tiny") -> str:
+    def refuse(heartbeat_after_s: int, *recipes: str) -> str:
         resource = {"prefect.resource.id": f"prefect.flow-run.{crashed}"}
         occurred = (datetime.now(UTC) + timedelta(seconds=heartbeat_after_s)).isoformat()
         event = {"event": "prefect.flow-run.heartbeat", "resource": resource, "occurred": occurred, "id": str(uuid4())}
@@ -290,15 +290,25 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
             watched.wait_for_events("prefect.flow-run.heartbeat", 1, crashed)
         else:
             time.sleep(2)  # events are written every 0.5 s
-        code = "import sys; from flows.run.other_runs import refuse_to_overtake; refuse_to_overtake(sys.argv[1])"
-        return watched.run("python", "-c", code, recipe, ok=None)
+        code = """if True:
+            import sys
+            from flows.run.other_runs import refuse_to_overtake
+            from params import EvergreenError
+            for recipe in sys.argv[1:]:
+                try:
+                    refuse_to_overtake(recipe)
+                except EvergreenError as error:
+                    print(f"{recipe} is refused: {error}")
+        """
+        return watched.run("python", "-c", code, *recipes)
 
-    assert refuse(-5) == "", "this heartbeat was on its way when the run ended"
-    assert "as crashed, but its process still sends heartbeats\n  fix: wait until it has ended" in refuse(60)
-    assert refuse(60, "another") == ""
+    assert refuse(-5, "tiny") == "", "this heartbeat was on its way when the run ended"
     gone = {"recipe": "params/gone.yaml"}  # a recipe that was removed since
     watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="gone", parameters=gone, **other)
-    assert refuse(60, "another") == ""
+    said = refuse(60, "tiny", "another")
+    assert said.startswith("tiny is refused: ")
+    assert "as crashed, but its process still sends heartbeats\n  fix: wait until it has ended" in said
+    assert "another is refused" not in said
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
@@ -328,57 +338,53 @@ def test_runs_that_only_the_server_knows_are_logged_once(watched: Watched) -> No
         times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00Z")
         entry = RunEntry(run_id=sys.argv[1], recipe="tiny", outcome="cancelled", **times)
         append_run(Artifacts("tiny"), entry)
-        log_runs_without_entry(Artifacts("tiny"), logging.getLogger())
+        for _ in range(2):
+            log_runs_without_entry(Artifacts("tiny"), logging.getLogger())
         for run in read_runs(Artifacts("tiny")):
             print(f"{run.run_id}={run.outcome}")
     """
     watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(running, **good)
-    for _ in range(2):
-        lines = watched.run("python", "-c", code, known).splitlines()
-        found = sorted(line for line in lines if line.partition("=")[0] in ends)
-        expected = {run: outcome for run, outcome in ends.items() if outcome} | {known: "cancelled"}
-        assert found == sorted(f"{run}={outcome}" for run, outcome in expected.items())
+    lines = watched.run("python", "-c", code, known).splitlines()
+    found = sorted(line for line in lines if line.partition("=")[0] in ends)
+    expected = {run: outcome for run, outcome in ends.items() if outcome} | {known: "cancelled"}
+    assert found == sorted(f"{run}={outcome}" for run, outcome in expected.items())
     del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
-@pytest.mark.parametrize(
-    "has_namesake", [False, True], ids=["one project", "another project has a recipe of this name"]
-)
-def test_lost_runs_of_a_deployment_that_was_deleted_are_logged(watched: Watched, has_namesake: bool) -> None:
+def test_lost_runs_of_a_deployment_that_was_deleted_are_logged(watched: Watched) -> None:
     """As after it was renamed. Whose it was, nobody knows where another project has a recipe of the same name."""
-    recipe = f"renamed-{has_namesake}"
     running, crashed = ("RUNNING", "Running", ""), ("CRASHED", "Crashed", "its machine is gone")
     own = watched.api.get(f"deployments/{watched.deployments['good']}").raise_for_status().json()
     fields = {name: own[name] for name in ("flow_id", "entrypoint", "path", "pull_steps")}
-    parameters = {"recipe": recipe}
 
-    def deploy(name: str, **changes: object) -> str:
-        body = fields | {"name": name, "parameters": parameters} | changes
+    def deploy(name: str, recipe: str, **changes: object) -> str:
+        body = fields | {"name": name, "parameters": {"recipe": recipe}} | changes
         return str(watched.api.post("deployments/", json=body).raise_for_status().json()["id"])
 
-    old = deploy(f"old-{recipe}")
-    lost = watched.retrain(running, crashed, deployment_id=old, parameters=parameters)
-    by_person = watched.retrain(running, crashed, parameters=parameters)
-    watched.api.delete(f"deployments/{old}").raise_for_status()
-    if has_namesake:
-        steps = [{"prefect.deployments.steps.run_shell_script": {"script": "other"}}]
-        other = deploy("other", pull_steps=steps)
-        watched.retrain(running, crashed, deployment_id=other, parameters=parameters)
+    lost, by_person = {}, []
+    for recipe in ("renamed", "shared"):
+        parameters, old = {"recipe": recipe}, deploy(f"old-{recipe}", recipe)
+        lost[recipe] = watched.retrain(running, crashed, deployment_id=old, parameters=parameters)
+        by_person.append(watched.retrain(running, crashed, parameters=parameters))
+        watched.api.delete(f"deployments/{old}").raise_for_status()
+    steps = [{"prefect.deployments.steps.run_shell_script": {"script": "other"}}]
+    other = deploy("other", "shared", pull_steps=steps)
+    watched.retrain(running, crashed, deployment_id=other, parameters={"recipe": "shared"})
     code = """if True:
-        import logging, sys
+        import logging
         from flows.run.lost_runs import log_runs_without_entry
         from params.foundation.artifacts import Artifacts
         from tasks.history.run_log import read_runs
-        log_runs_without_entry(Artifacts(sys.argv[1]), logging.getLogger())
-        print([run.run_id for run in read_runs(Artifacts(sys.argv[1]))])
+        for recipe in ("renamed", "shared"):
+            log_runs_without_entry(Artifacts(recipe), logging.getLogger())
+            print([run.run_id for run in read_runs(Artifacts(recipe))])
     """
     watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(running, deployment_id=watched.deployments["good"])
-    said = watched.run("python", "-c", code, recipe).splitlines()[-1]
+    said = watched.run("python", "-c", code).splitlines()[-2:]
     del watched.environment["PREFECT__FLOW_RUN_ID"]
-    assert said == str([] if has_namesake else [lost])
-    assert by_person not in said, "a command in a shell has its own log"
-    if has_namesake:
-        watched.api.delete(f"deployments/{other}").raise_for_status()
+    assert said == [str([lost["renamed"]]), "[]"]
+    assert not any(run in line for run in by_person for line in said), "a command in a shell has its own log"
+    watched.api.delete(f"deployments/{other}").raise_for_status()
 
 
 def test_the_release_of_a_lost_run_is_told_once_by_a_later_one_that_tells_of_its_own(watched: Watched) -> None:

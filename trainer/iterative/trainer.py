@@ -35,6 +35,9 @@ from transformers.utils import logging
 from trainer.iterative import configuration
 from trainer.iterative.collator import RowCollator
 from trainer.loop.collectives import Collectives
+from trainer.model.causality import find_what_reads_ahead
+from trainer.objectives.bases.likelihood import labels_of_next_tokens, micro_batch_loss_share, without_labels
+from trainer.objectives.bases.loss import auxiliary_loss
 
 logger = logging.get_logger(__name__)
 
@@ -90,6 +93,12 @@ class IterativeSFTTrainer(Trainer):
         name = configuration.model_name_or_path(model)
         args = configuration.checked_or_default_arguments(args, model_name=name, schedule=optimizers[1])
         model = configuration.load_model_unless_loaded(model, getattr(args, "model_init_kwargs", None))
+        is_causal = not model.config.is_encoder_decoder
+        if is_causal and (why := find_what_reads_ahead(model)):
+            fix = "use a decoder, or an encoder whose configuration says is_decoder"
+            raise ValueError(
+                f"IterativeSFTTrainer: this {model.config.model_type} cannot learn next tokens: {why}; {fix}"
+            )
         if processing_class is None:
             processing_class = configuration.load_tokenizer(name)
         self.row_collator = RowCollator(
@@ -232,8 +241,15 @@ class IterativeSFTTrainer(Trainer):
         num_items_in_batch: float | None = None,
     ) -> Any:
         """Return the mean over a batch's predicted tokens; in training, the batch's share of `num_items_in_batch`."""
-        labels = inputs["labels"]  # label smoothing removes them from the inputs
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        labels = inputs["labels"]
+        has_second_text = self.row_collator.encoder_decoder
+        # from the labels of a second text, the model makes what its decoder reads
+        outputs = model(**(inputs if has_second_text else without_labels(inputs)))
+        predicted = labels if has_second_text else labels_of_next_tokens(labels)
+        smoothing = self.args.label_smoothing_factor
+        loss = micro_batch_loss_share(outputs.logits, predicted, None, smoothing=smoothing)
+        auxiliary = auxiliary_loss(model, outputs)
+        loss = loss if auxiliary is None else loss + auxiliary
         if model.training and num_items_in_batch is not None:
             own = self.row_collator.count_predicted(labels)
             # DDP averages the gradients of processes; this makes it their sum

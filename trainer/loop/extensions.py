@@ -7,7 +7,9 @@ docs/guarantees.md depends on: the loop, the order of the rows, checkpoints, eva
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
@@ -73,18 +75,37 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
         raise RecipeError.at("training.trainer", what, fix)
 
 
-def import_loss_function(call: Call | None, state: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
-    """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`.
+@dataclass(frozen=True)
+class RecipeLoss:
+    """The recipe's own loss, as Trainer's `compute_loss_func`."""
 
-    One with a parameter `state` also gets what the objective learned of the train split, such as its labels.
+    function: Callable[..., Any]
+    """Of (outputs, labels, num_items_in_batch)."""
+    items: Callable[..., Any] | None
+    """From the labels of a micro-batch to what the loss is a mean over; None: to the objective's `loss_items`."""
+
+    def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        """Return the loss of a micro-batch."""
+        return self.function(outputs, labels, num_items_in_batch)
+
+
+def import_loss_function(call: Call | None, state: Mapping[str, Any] | None = None) -> RecipeLoss | None:
+    """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch).
+
+    One with a parameter `state` also gets what the objective learned of the train split, such as its labels. What it is a mean over is counted
+    by a function beside it whose name ends in `_items`, if there is one (trainer/losses.py).
 
     Raises:
         RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
     """
     if call is None:
         return None
-    function = import_with_arguments(call, "training.loss", 3, offered={"state": state or {}})
-    return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
+    offered = {"state": state or {}}
+    function = import_with_arguments(call, "training.loss", 3, offered=offered)
+    counts = call.model_copy(update={"name": f"{call.name}_items"})
+    module, _, name = counts.name.partition(":")
+    has_items = hasattr(sys.modules.get(module), name)
+    return RecipeLoss(function, import_with_arguments(counts, "training.loss", 1, offered) if has_items else None)
 
 
 def build_callbacks(training: Training) -> list[transformers.TrainerCallback]:

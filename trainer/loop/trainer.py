@@ -155,8 +155,14 @@ class EvergreenTrainer(Trainer):
         return seeded(self.args.seed, self.state.global_step, number * self.args.world_size + self.args.process_index)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        own = torch.stack([self.objective.loss_items(batch) for batch in batch_samples]).sum()
+        own = torch.stack([self._loss_items(batch) for batch in batch_samples]).sum()
         return self.collectives.sum(own).to(device).float()
+
+    def _loss_items(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return what the loss is a mean over, in a micro-batch: what the recipe's own one counts, or the objective's."""
+        count = getattr(self.compute_loss_func, "items", None)
+        found: torch.Tensor = count(batch["labels"]) if count else self.objective.loss_items(batch)
+        return found
 
     def compute_loss(
         self,
@@ -168,14 +174,14 @@ class EvergreenTrainer(Trainer):
         """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args, takes_items = self.args, self.model_accepts_loss_kwargs
+        args = self.args
         steps, smoothing = args.gradient_accumulation_steps, args.label_smoothing_factor
         share = MicroBatchShare(
             num_items_in_batch,
             steps,
             args.world_size,
             smoothing,
-            model_takes_items=takes_items,
+            is_fused=args.use_liger_kernel and self.model_accepts_loss_kwargs,
             state=self._metrics.state,
         )
         found = self.objective.batch_loss(model, inputs, share)

@@ -1,4 +1,8 @@
-"""The head of a base model for a run's labels: rows of labels that both have are kept, found by their names, and the others are new."""
+"""The head of a base model for a run's outputs: rows that both have are kept, and the others are new.
+
+Rows of classes are found by their names. A single number needs no name to be found: a model for rankings, rewards or regression goes on from
+any head with one output, and regression on several numbers from a head with as many outputs without names.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,12 @@ _OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specif
 
 
 def keep_rows_of_known_labels(
-    network: PreTrainedModel, base: str, lacking: Collection[str], mismatched: Collection[str]
+    network: PreTrainedModel, base: str, lacking: Collection[str], mismatched: Collection[str], *, problem_type: str | None
 ) -> set[str]:
     """Arrange the head of a model that was loaded from `base` by the labels of its configuration; return its weights if it is another one.
 
     Of the model's weights, the base has not those in `lacking`, and those in `mismatched` only for another number of labels.
+    `problem_type` is the objective's.
 
     Raises:
         ModelError: a weight of another size is not part of the head.
@@ -46,8 +51,9 @@ def keep_rows_of_known_labels(
         return set()  # it is for these very labels
     stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
     stored |= _read_weights(folder, mismatched)
-    why_new = _why_new(known, labels, set(mismatched) - stored.keys())
-    kept = [None] * len(labels) if why_new else match_labels(known, labels)
+    kept = match_rows(known, labels, problem_type)
+    why_new = _why_new(known, kept, set(mismatched) - stored.keys())
+    kept = [None] * len(labels) if why_new else kept
     for name, weight in stored.items():
         own, dimension = network.get_parameter(name), places[name]
         is_other = weight.shape[dimension] - len(known) != own.shape[dimension] - len(labels)
@@ -61,13 +67,26 @@ def keep_rows_of_known_labels(
                 setattr(layer, name, torch.nn.Parameter(torch.zeros_like(weight)))
         network._init_weights(layer)  # noqa: SLF001 - as transformers itself does for weights that a base lacks
     _copy_rows(network, {name: weight for name, weight in stored.items() if name in places}, places, kept)
+    is_dropped = set(kept) == {None}
     told = f"{why_new}, so the head for all {len(labels)} labels is new" if why_new else _described(known, labels, kept)
-    logger.info("the head of %s: %s", base, told)
+    logger.log(logging.WARNING if is_dropped else logging.INFO, "train: the head of %s: %s", base, told)
     return set(places)
 
 
-def put_trained_layers(network: PreTrainedModel, folder: Path, layers: Mapping[str, torch.Tensor]) -> set[str]:
-    """Give a base model the `layers` that were trained beside the adapter in a folder, and return their names; rows of labels go by their names.
+def match_rows(known: Sequence[str], wanted: Sequence[str], problem_type: str | None) -> list[int | None]:
+    """Return for each wanted output the row of a head with the `known` ones that it goes on from, or None."""
+    is_one, are_nameless = len(known) == len(wanted) == 1, are_unnamed(known)
+    is_other_class = problem_type == "multi_label_classification" and not are_nameless
+    is_of_numbers = problem_type == "regression" and are_nameless and len(known) == len(wanted)
+    if (is_one and not is_other_class) or is_of_numbers:
+        return [*range(len(known))]
+    return match_labels(known, wanted)
+
+
+def put_trained_layers(
+    network: PreTrainedModel, folder: Path, layers: Mapping[str, torch.Tensor], problem_type: str | None
+) -> set[str]:
+    """Give a base model the `layers` that were trained beside the adapter in a folder, and return their names; for rows of a head see `match_rows`.
 
     Raises:
         ModelError: one has another size.
@@ -75,8 +94,8 @@ def put_trained_layers(network: PreTrainedModel, folder: Path, layers: Mapping[s
     places, kept = _label_dimensions(network), list[int | None]()
     if (folder / "config.json").exists():
         known, labels = _read_labels(folder, str(folder)), _labels(network.config)
-        kept = [*range(len(known))] if known == labels else match_labels(known, labels)
-        logger.info("the head of %s: %s", folder, _described(known, labels, kept))
+        kept = match_rows(known, labels, problem_type)
+        logger.info("train: the head of %s: %s", folder, _described(known, labels, kept))
     _copy_rows(network, {name: weight for name, weight in layers.items() if name in places}, places, kept)
     with torch.no_grad():
         for name, weight in layers.items():
@@ -123,9 +142,9 @@ def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Co
             config.pad_token_id = tokenizer.pad_token_id
 
 
-def _why_new(known: Sequence[str], labels: Sequence[str], unread: Collection[str]) -> str:
+def _why_new(known: Sequence[str], kept: Sequence[int | None], unread: Collection[str]) -> str:
     """Return why no row of a base model's head can be kept; empty if some may be. Its files hold weights in `unread` under other names."""
-    if are_unnamed(known) and known != labels:
+    if are_unnamed(known) and not {*kept} - {None}:
         return f"its labels have no names ({known[0]}, ...)"
     return f"its files hold {', '.join(sorted(unread))} under other names" if unread else ""
 

@@ -20,6 +20,7 @@ from params import ModelError, Problem
 from params.foundation.installation import install_extra
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
+from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, decoder_settings
 from trainer.model.use_settings import repair_generation_settings
 from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
@@ -136,7 +137,8 @@ def write_merged_and_adapter(
     is_resized = any(layer is given and f"{name}.weight" in new for name, layer in base.named_modules())
     if is_known and not is_resized and not adapters.weights_missing_from_adapter(trained, new):
         adapters.write_adapter(trained, adapter, base=str(model.pretrained), commit=commit)
-        if objective.model_config(state):  # the base model's configuration lacks the labels
+        # the base model's configuration lacks the labels, or that it is a decoder
+        if objective.model_config(state) or decoder_settings(base.config.model_type, objective):
             shutil.copyfile(target / "config.json", adapter / "config.json")
         if getattr(tokenizer, "tgt_lang", None):  # the base model's settings of generation lack the language of targets
             shutil.copy(target / "generation_config.json", adapter)
@@ -181,7 +183,7 @@ def _untrained(  # noqa: PLR0917
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
     transformers.set_seed(seed)
-    new: list[str] = []
+    new, problem_type = list[str](), objective.model_config(state).get("problem_type")
     if model.pretrained is not None:
         overrides = dict(objective.model_config(state))
         has_head = not overrides.keys().isdisjoint(_OF_HEAD)
@@ -196,9 +198,13 @@ def _untrained(  # noqa: PLR0917
                 bnb_4bit_use_double_quant=quantization.double_quant,
                 bnb_4bit_compute_dtype=kinds[quantization.compute_dtype],
             )
-        network, new, resized = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
+        network, new, resized = _load(
+            model.pretrained, objective.model_class(), revision=model.revision, objective=objective, **overrides
+        )
         if has_head:
-            other_head = label_head.keep_rows_of_known_labels(network, model.pretrained, new, resized)
+            other_head = label_head.keep_rows_of_known_labels(
+                network, model.pretrained, new, resized, problem_type=problem_type
+            )
             new = sorted({*new, *other_head})
             label_head.settle_configuration(network, tokenizer, overrides)
         for layer in network.modules():
@@ -210,10 +216,8 @@ def _untrained(  # noqa: PLR0917
             network.config.pad_token_id = tokenizer.pad_token_id
     else:
         network = _build(dict(model.config or {}), objective, state, tokenizer)
-    if network.config.model_type == "gpt2" and network.loss_type is None:
-        network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
     layers = adapters.read_trained_layers(adapter) if adapter else {}
-    trained = label_head.put_trained_layers(network, adapter, layers) if adapter else set()
+    trained = label_head.put_trained_layers(network, adapter, layers, problem_type) if adapter else set()
     random = {*new} - trained if model.pretrained else [*network.state_dict()]
     objective.prepare_model(network, tokenizer, state, random)
     return network, new
@@ -278,7 +282,8 @@ def _build(
         start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
-        full = transformers.AutoConfig.for_model(**(from_tokenizer | config | objective.model_config(state)))
+        settings = from_tokenizer | decoder_settings(config["model_type"], objective) | config
+        full = transformers.AutoConfig.for_model(**(settings | objective.model_config(state)))
         network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
@@ -286,11 +291,17 @@ def _build(
 
 
 def _load(
-    path: str, model_class: type[Any], *, revision: str | None, **overrides: Any
+    path: str,
+    model_class: type[Any],
+    *,
+    revision: str | None,
+    objective: Objective[Any] | None = None,
+    **overrides: Any,
 ) -> tuple[PreTrainedModel, list[str], list[str]]:
     """Return a model from a folder or a repository, and the names of the weights that these lack, and have in another size, sorted.
 
-    The size may be another one only where `overrides` may change the number of labels.
+    The size may be another one only where `overrides` may change the number of labels. An encoder becomes a decoder where an `objective` asks
+    for it.
     """
     from safetensors import SafetensorError
 
@@ -302,6 +313,8 @@ def _load(
     try:
         theirs.addFilter(_is_no_table_of_weights)
         revision = check_safe_to_load(path, revision)
+        if objective:
+            overrides |= _settings_as_decoder(path, revision, objective)
         with panics_as_errors():
             network, info = model_class.from_pretrained(
                 path,
@@ -333,6 +346,16 @@ def _load(
         del network.config.auto_map
     align_weights(network)
     return put_padding_before_text(network), missing, resized
+
+
+def _settings_as_decoder(path: str, revision: str | None, objective: Objective[Any]) -> dict[str, bool]:
+    if objective.auto_class != CLASS_FOR_NEXT_TOKENS:
+        return {}
+    known = transformers.AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False)
+    settings = decoder_settings(known.model_type, objective)
+    if settings and not known.is_decoder:
+        logger.info("train: %s reads in both directions; it becomes a decoder (is_decoder) to learn next tokens", path)
+    return settings
 
 
 def _is_no_table_of_weights(record: logging.LogRecord) -> bool:

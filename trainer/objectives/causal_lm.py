@@ -2,9 +2,10 @@ r"""Causal language modelling: predict every next token of a text.
 
     {"text": "abs(x, /)\n\nReturn the absolute value of the argument."}
 
-Training packs: texts are joined by an end-of-text token and cut into full sequences; the model may attend across that
-token. Evaluation does not pack: each text is scored alone, in windows of `max_length`, so that scores are per row. The loss
-is the mean negative log-likelihood per predicted token, in nats.
+A text begins with what its tokenizer puts before each text, if anything, as a pipeline puts it before a prompt, and ends with the end-of-text
+token. Training packs: texts are joined and cut into full sequences; the model may attend across their ends. Evaluation does not pack: each
+text is scored alone, in windows of `max_length`, so that scores are per row. The loss is the mean negative log-likelihood per predicted
+token, in nats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 from params.defaults import ObjectiveDefaults
 from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.texts import Tokenizer, encode_texts, strip_repeated_special_tokens
@@ -65,7 +67,7 @@ class CausalLM(TokenLikelihood[Options]):
         return PromptForm()
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        texts = strip_repeated_special_tokens([self.text(row)], tokenizer, begins=False, ends=True)
+        texts = strip_repeated_special_tokens([self.text(row)], tokenizer, ends=True)
         (encoding,) = encode_texts(texts, tokenizer, add_special_tokens=False)
         return tokens_contain_texts_in_order(encoding.ids, texts, tokenizer)
 
@@ -79,22 +81,26 @@ class CausalLM(TokenLikelihood[Options]):
         count_bytes: bool = True,
     ) -> list[EncodedRow]:
         """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
-        texts = strip_repeated_special_tokens(map(self.text, rows), tokenizer, begins=False, ends=True)
+        texts = strip_repeated_special_tokens(map(self.text, rows), tokenizer, ends=True)
+        front = _tokens_before_text(tokenizer)
         encoded = []
         found = encode_texts(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
         for row, text, encoding in zip(rows, texts, found, strict=True):
-            ids = encoding.ids
-            starts = list(range(0, len(ids) + 1, max_length)) if ids else []
+            if not encoding.ids:
+                encoded.append(EncodedRow([]))
+                continue
+            ids = [*front, *encoding.ids]
+            starts = list(range(0, len(ids) + 1, max_length))
             ids.append(tokenizer.eos_token_id)
-            if starts and len(ids) - starts[-1] == 1:
+            if len(ids) - starts[-1] == 1:
                 starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
             examples = []
             for start, end in pairwise([*starts, len(ids)]):
                 window = ids[start:end]
                 example = {"row_id": row["row_id"], "input_ids": window, "labels": window}
                 if count_bytes:  # the first token of a window is not predicted
-                    _, first = encoding.token_to_chars(start) or (0, 0)
-                    _, last = (encoding.token_to_chars(end - 1) or (0, 0)) if end < len(ids) else (0, len(text))
+                    first = _end_of_token(encoding, start - len(front))
+                    last = _end_of_token(encoding, end - 1 - len(front)) if end < len(ids) else len(text)
                     example["bytes"] = len(text[first:last].encode())
                 examples.append(example)
             encoded.append(EncodedRow(examples))
@@ -121,3 +127,15 @@ class CausalLM(TokenLikelihood[Options]):
                 block, buffer = buffer[:max_length], buffer[max_length:]
                 yield {"row_id": first_row, "input_ids": block, "labels": block}
                 first_row = example["row_id"]
+
+
+def _tokens_before_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that a tokenizer's own call puts before each text."""
+    (encoding,) = encode_texts(["a"], tokenizer)
+    return list(encoding.ids[: encoding.sequence_ids.index(0)])
+
+
+def _end_of_token(encoding: Encoding, token: int) -> int:
+    """Return where a token ends in its text; 0 of a token before it, whose number is below 0."""
+    place = encoding.token_to_chars(token) if token >= 0 else None
+    return place[1] if place else 0

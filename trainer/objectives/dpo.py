@@ -9,7 +9,7 @@ and the tokenizer's chat template renders the messages. A prompt may also be mes
 
 The reward of a completion is beta times its log-probability minus that under the reference, which is the model as it was
 before training (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290). The loss is low where the chosen completion has
-the higher reward. Prompt and completions are tokenized separately, so that both completions follow the same tokens, and each
+the higher reward. Both completions follow the same tokens, those of the prompt alone (trainer.objectives.bases.continuations), and each
 ends with the end-of-text token. A pair that is too long loses the beginning of its prompt, down to one token; only then
 are completions cut, at their end.
 """

@@ -18,6 +18,7 @@ from pydantic import PositiveInt
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
+from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
@@ -27,7 +28,7 @@ from trainer.objectives.bases.rollout import (
     TrainingSample,
     completion_token_logprobs,
 )
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens
 
 
 class Options(GenerativeObjectiveOptions):
@@ -74,7 +75,14 @@ class IterativeSFT(GenerativeObjective[Options]):
         if self.options.reference_completion_column:
             texts = [str(row[self.options.reference_completion_column]) for row in rows]
             texts = strip_repeated_special_tokens(texts, tokenizer, ends=True)
-            completions = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+            prompts = self.prompt_texts(rows, tokenizer)
+            completions = tokenize_continuations(
+                prompts,
+                self.tokenize_prompts(prompts, tokenizer),
+                texts,
+                tokenizer,
+                add_special_tokens=not self.options.chat,
+            )
             for (examples, _), ids in zip(encoded, completions, strict=True):
                 for example in examples:
                     completion = [*ids, tokenizer.eos_token_id]

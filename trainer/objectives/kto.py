@@ -158,7 +158,10 @@ class KTO(AnswersObjective[Options]):
 
     def parts(self, row: Row) -> tuple[Any, Any]:
         prompt, answer = self.prompt_of(row), row[self.options.completion_column]
-        return split_conversation(prompt, answer) if self.options.chat else split_text(prompt, str(answer))
+        if not self.options.chat:
+            return split_text(prompt, str(answer))
+        asked, own = split_conversation(prompt, answer)
+        return self.with_system(row, asked), own
 
     def reject_reason(self, row: Row) -> str | None:
         try:

@@ -30,6 +30,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.output_layer import find_output_layer
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
@@ -171,14 +172,16 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     ) -> None:
         """Let each new label begin with the probability 1 / L: Lin et al. 2017, https://arxiv.org/abs/1708.02002, section 3.3.
 
-        From 0.5 on, the encoder would first learn to make all labels rare, whatever the text, and not come back from that soon.
+        From 0.5 on, the encoder would first learn to make all labels rare, whatever the text, and not come back from that soon. A head without
+        a bias, such as that of a Llama, begins at 0.5 all the same.
         """
+        found = find_output_layer(model, new)
+        if found is None or found.layer.bias is None:
+            return
         labels = model.config.num_labels
-        linear = (layer for layer in model.modules() if isinstance(layer, torch.nn.Linear))
-        heads = [layer for layer in linear if layer.out_features == labels and layer.bias is not None]
-        for head in heads[-1:]:
-            with torch.no_grad():
-                head.bias.masked_fill_(head.bias == 0, -math.log(max(labels - 1, 1)))
+        fresh = [row for row in range(labels) if row not in found.trained]
+        with torch.no_grad():
+            found.layer.bias[fresh] = -math.log(max(labels - 1, 1))
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, L) logits and (B, L) labels, 0 or 1, to losses (B, L)."""

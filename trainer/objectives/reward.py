@@ -127,7 +127,9 @@ class Reward(PairObjective[Options]):
 
     def read_texts(self, row: Row, tokenizer: Tokenizer) -> list[str]:
         """Return what the model reads of a row: the prompt with the chosen answer, and with the rejected one."""
-        conversations = self.conversation_tokenizer(tokenizer) if self.form.chat else None
+        conversations = None
+        if self.form.chat:
+            conversations = self.conversation_tokenizer(tokenizer).with_tools(self.tools_of(row))
         return self.form.texts(self.parts(row), tokenizer, conversations)
 
     def length(self, example: Example) -> int:

@@ -74,6 +74,7 @@ class _Advice(NewRecipeAdvice):
     meaning = "a text from another text"
     columns: ClassVar[Mapping[str, str]] = {"prompt": "input_column", "completion": "target_column"}
     templates = frozenset({"prompt"})
+    reads_prompts = True
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder-decoder",)
     rates: ClassVar[UpTo] = ((300e6, 3e-4), (math.inf, 1e-4))
     lora_rate = 1e-3

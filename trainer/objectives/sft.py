@@ -3,7 +3,8 @@ r"""Supervised fine-tuning: learn the answer to a prompt, or an assistant's turn
     {"prompt": "What is 3 + 4?", "completion": " 7"}
     {"messages": [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "7"}]}
 
-A prompt becomes the same tokens as at inference. The end-of-text token after an answer has a loss too. Conversations are
+A prompt becomes the same tokens as at inference, and a completion those that it has behind it
+(trainer.objectives.bases.continuations). The end-of-text token after an answer has a loss too. Conversations are
 rendered by the tokenizer's chat template, or the recipe's; trainer.objectives.bases.chat says which tokens are the assistant's.
 A sequence that is too long loses its end; a row that then has no token with a loss becomes no example, and statistics.json
 counts it. Training can pack (trainer.objectives.bases.packing).
@@ -12,26 +13,30 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Training
-from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import chat, packing
+from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.message_reader import text_of_calls
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.pictures import describe_picture_marks
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import read_template, without_outer_space
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts
 from trainer.objectives.bases.verbatim import describe_syntax_error
 
 _CHAT_TEMPLATE = (
+    "{% if tools %}<|tools|>\n{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<|call|>{{ (call.function or call) | tojson }}{% endfor %}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
@@ -41,7 +46,7 @@ _CHAT_TEMPLATE = (
 _FIX = "set objective.packing to false"
 
 
-class Options(Section):
+class Options(chat.ConversationOptions):
     """Keys of the recipe's `objective` section."""
 
     prompt_column: ColumnOrTemplate = "prompt"
@@ -65,6 +70,7 @@ class _Advice(NewRecipeAdvice):
     meaning = "an answer to a prompt"
     columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "completion", "messages")}
     templates = frozenset({"prompt"})
+    reads_prompts = True
     place = 0
     batch = 16
 
@@ -108,20 +114,21 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
         if options.messages_column:
-            return {options.messages_column: "records"}
+            return {options.messages_column: "records", **self.columns_beside_messages()}
         return {**column_or_template(options.prompt_column).columns, options.completion_column: "string"}
 
     def content(self, row: Row) -> Mapping[str, Any]:
         messages = self.options.messages_column
         if messages:
-            return {messages: without_outer_space(read_turns(row[messages]))}
+            return {messages: without_outer_space(self._turns(row)), **self.content_beside_messages(row)}
         return {**super().content(row), **read_template(column_or_template(self.options.prompt_column), row)}
 
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
-            return super().reject_reason(row)
-        messages, known = row[self.options.messages_column], self._conversations
-        return why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
+            mark = describe_picture_marks(self._prompt(row))
+            return f"its prompt has {mark}" if mark else super().reject_reason(row)
+        turns, tools, known = self._turns(row), self.tools_of(row), self._conversations
+        return why_conversation_unusable(turns) or (known.with_tools(tools).why_refused(turns) if known else None)
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -131,6 +138,9 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
             yield Problem(("objective", "messages_column"), what, f"remove it, or {' and '.join(sorted(columns))}")
         if not options.messages_column:
             yield from find_answers_in_prompt(self.options, "prompt_column", "completion_column")
+        yield from self.find_columns_without_messages(
+            has_messages=bool(options.messages_column), instead="set objective.messages_column"
+        )
         if options.chat_template and not options.messages_column:
             what = "has no effect without messages to render"
             yield Problem(("objective", "chat_template"), what, "set objective.messages_column, or remove it")
@@ -177,14 +187,14 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
     def _prompt(self, row: Row) -> str:
         return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
 
-    def _turns(self, row: Row) -> list[dict[str, Any]]:
-        return read_turns(row[str(self.options.messages_column)])
+    def _turns(self, row: Row) -> list[Mapping[str, Any]]:
+        return self.with_system(row, read_turns(row[str(self.options.messages_column)]))
 
     def _scored_texts(self, row: Row, tokenizer: Tokenizer) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
-            turns = self.conversation_tokenizer(tokenizer).read(row[o.messages_column])
+            turns = self.conversation_tokenizer(tokenizer).read(self._turns(row))
             return [turn["content"] for turn in self._scored_turns(turns)]
         texts = [row[o.completion_column] if o.completion_only else self.text(row)]
         return strip_repeated_special_tokens(texts, tokenizer, ends=True)
@@ -227,8 +237,11 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         messages = self.options.messages_column
         if messages:
             conversations = self.conversation_tokenizer(tokenizer)
-            turns = [conversations.read(row[messages]) for row in rows]
-            tokenized = conversations.tokenize(turns)
+            turns = [conversations.read(self._turns(row)) for row in rows]
+            tokenized = []
+            tools = [self.tools_of(row) for row in rows]
+            for own, group in groupby(zip(tools, turns, strict=True), key=itemgetter(0)):
+                tokenized += conversations.with_tools(own).tokenize([conversation for _, conversation in group])
             texts = ["".join(map(_said, self._scored_turns(own))) for own in turns]
         else:
             tokenized = [[pair] for pair in self._tokenize_pairs(rows, tokenizer)]
@@ -255,7 +268,7 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         completions = (row[self.options.completion_column] for row in rows)
         texts = strip_repeated_special_tokens(completions, tokenizer, ends=True)
         pairs = []
-        answers = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        answers = tokenize_continuations(asked, prompts, texts, tokenizer)
         for prompt, answer, *written in zip(prompts, answers, asked, texts, strict=True):
             completion = [*answer, end]
             ids, labels = prompt + completion, [IGNORE_INDEX] * len(prompt) + completion

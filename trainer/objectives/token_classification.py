@@ -3,7 +3,8 @@
     {"text": "We need a table for 4 people on Friday", "spans": [{"label": "people", "start": 20, "end": 28},
                                                                  {"label": "date", "start": 32, "end": 38}]}
 
-A span is the characters from `start` up to, but not including, `end`. The first of its sub-words gets the tag `B-<label>`,
+A span is the characters from `start` up to, but not including, `end`; if it also has its `text`, that decides where it is
+(trainer.objectives.bases.span_places). The first of its sub-words gets the tag `B-<label>`,
 the others `I-<label>`; sub-words outside of spans get `O`. A span covers every sub-word that it touches; if two spans touch
 the same sub-word, it belongs to the first. All sub-words have a loss, special tokens do not.
 
@@ -33,6 +34,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.span_places import locate_span
 from trainer.objectives.bases.texts import Tokenizer
 
 OUTSIDE = "O"
@@ -270,9 +272,9 @@ class TokenClassification(ClassifierObjective[Options]):
         return [f"{label}: {start} to {end}, {pieces.text[start:end]!r}" for label, start, end in spans]
 
     def _spans(self, row: Row) -> list[Span]:
-        spans = row[self.options.spans_column] or ()
-        spans = [(str(span["label"]).strip(), int(span["start"]), int(span["end"])) for span in spans]
-        return sorted(spans, key=lambda span: span[1:])
+        text, spans = self.text(row), row[self.options.spans_column] or ()
+        places = [(str(span["label"]).strip(), *(locate_span(span, text) or (0, 0))) for span in spans]
+        return sorted(places, key=lambda span: span[1:])
 
     def _tagged_spans(self, row: Row, tokenizer: Tokenizer) -> list[Span]:
         (pieces,) = tokenize_with_offsets([self.text(row)], tokenizer)
@@ -380,6 +382,10 @@ def _span_problem(span: Any, text: str) -> str | None:
         return "its label is empty"
     if not all(isinstance(x, int | float) and float(x).is_integer() for x in (start, end)):
         return f"start and end must be integers, and are {start!r} and {end!r}"
-    if not 0 <= start <= end <= len(text):
+    place = locate_span(span, text)
+    if place is None:
+        said, found = span["text"], text[max(0, int(start)) : max(0, int(end))]
+        return f"its text is {said!r:.60}, and from {start} to {end} there is {found!r:.60}"
+    if not 0 <= place[0] <= place[1] <= len(text):
         return f"from {start} to {end} is not in the text, which has {len(text)} characters"
-    return None if text[int(start) : int(end)].strip() else f"from {start} to {end} there is no text"
+    return None if text[slice(*place)].strip() else f"from {start} to {end} there is no text"

@@ -44,7 +44,8 @@ _BLOB: Final = re.compile(r"([0-9a-f]{2}/)?[0-9a-f]{40,64}")
 """As the Hub's client names files in its cache, of one repository or of all: those of a snapshot are links to them."""
 _ITEM: Final = ""
 _OF_TOKENIZER: Final = ("*.json", "*.model", "*.txt", "*.jinja")
-_READ: Final = (*_OF_TOKENIZER, "model*.safetensors", "adapter*.safetensors")
+_OF_WEIGHTS: Final = ("model*.safetensors", "adapter*.safetensors")
+_READ: Final = (*_OF_TOKENIZER, *_OF_WEIGHTS)
 """What may be read of a folder. Others, such as weights in other formats, may stay pointers."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 _MAX_SETTINGS_BYTES: Final = 64 << 20
@@ -90,13 +91,13 @@ def check_safe_to_load(
                 if content.read(len(_POINTER)) == _POINTER:
                     what = f"{file.name} is a git-lfs pointer, not the file itself"
                     raise ModelError(name, what, f"run `git -C {folder} lfs pull`, or download the model again")
-            if file.suffix == _WEIGHTS:
-                _check_header(file, name)
-            elif file.stat().st_size > _MAX_TOKENIZER_BYTES:
+            if file.suffix != _WEIGHTS and file.stat().st_size > _MAX_TOKENIZER_BYTES:
                 what = f"{file.name} has more than {_MAX_TOKENIZER_BYTES >> 20} MiB, the most that is read"
                 raise ModelError(name, what, "use a model whose tokenizer is smaller")
         if weights and not adapter and (folder / _ADAPTER).exists():
             raise _no_whole_model(name)
+        for file in sorted(file for pattern in _OF_WEIGHTS if weights for file in folder.glob(pattern)):
+            _check_header(file, name)
         plain = (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json")  # some tokenizers have parts in subfolders
         for pattern in (_ADAPTER, *plain, *(f"*/{known}" for known in plain)):
             for file in sorted(folder.glob(pattern)):

@@ -86,6 +86,8 @@ class NewRecipeAdvice(ABC):
     """Flags, beside `messages`, whose column may hold messages instead of text."""
     conversation_options: ClassVar[Mapping[str, Any]] = {}
     """Options of a recipe where such a column holds messages."""
+    reads_prompts: ClassVar[bool] = False
+    """Whether answers are learned from what stands before them, so that no text of a row is left out unless somebody says so."""
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     """The kinds of models that can learn it; a new one is of the first kind."""
     needs_pretrained: ClassVar[bool] = False
@@ -126,6 +128,19 @@ class NewRecipeAdvice(ABC):
     def found_options(self, columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, AdvisedValue]:
         """Return options that follow from what some rows hold, beside the columns by flag."""
         return {}
+
+    def found_beside_messages(self, columns: Sequence[str]) -> dict[str, AdvisedValue]:
+        """Return options that name columns beside messages, by their usual names: what the system says, and tools."""
+        usual = {
+            "system_column": (("system", "system_prompt"), "what the system says"),
+            "tools_column": (("tools", "functions", "available_tools"), "the tools, which the chat template writes"),
+        }
+        by_name = {name.lower(): name for name in reversed(columns)}
+        found = dict[str, AdvisedValue]()
+        for option, (names, why) in usual.items():
+            if name := next((by_name[name] for name in names if name in by_name), None):
+                found[option] = AdvisedValue(name, why)
+        return found
 
     def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:
         """Return the questions whose answers are options that nothing but the user knows, such as a language, by option."""

@@ -46,6 +46,7 @@ class AnswersAdvice(base.NewRecipeAdvice):
 
     columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
     templates = frozenset({"prompt"})
+    reads_prompts = True
     conversations = frozenset({"prompt", "chosen", "rejected"})
     conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
     batch = 16

@@ -8,10 +8,16 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Training
-from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
-from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
+from trainer.objectives.bases.chat import (
+    ConversationObjective,
+    ConversationOptions,
+    ConversationTokenizer,
+    conversation_template,
+)
+from trainer.objectives.bases.continuations import tokenize_continuations
 from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
+from trainer.objectives.bases.pictures import describe_picture_marks
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import without_outer_space
 from trainer.objectives.bases.rows import to_json
@@ -24,7 +30,7 @@ from trainer.objectives.bases.texts import (
 )
 
 
-class AnswersOptions(Section):
+class AnswersOptions(ConversationOptions):
     """Keys of the recipe's `objective` section; each objective adds the columns of its answers."""
 
     prompt_column: ColumnOrTemplate | None = "prompt"
@@ -68,7 +74,8 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
         if o.chat:
-            return dict.fromkeys((name for name in (o.prompt_column, *self.answer_columns) if name), "records")
+            named = (name for name in (o.prompt_column, *self.answer_columns) if name)
+            return {**dict.fromkeys(named, "records"), **self.columns_beside_messages()}
         prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
         answers: dict[str, ColumnKind] = dict.fromkeys(self.answer_columns, "string")
         return {**prompt, **answers}
@@ -77,6 +84,7 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         """As the base class; where the prompt ends, `parts` says, whether it has a column or is in the answers."""
         prompt, *answers = map(without_outer_space, self.parts(row))
         found = {**super().content(row), **dict(zip(self.answer_columns, answers, strict=True))}
+        found |= self.content_beside_messages(row)
         column = self.options.prompt_column
         if not column:
             return {**found, self.answer_columns[0]: [prompt, answers[0]]}
@@ -106,8 +114,13 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             return reason
         try:
             prompt, *answers = self.parts(row)
+            if not self.options.chat and (mark := describe_picture_marks(str(prompt))):
+                return f"its prompt has {mark}"
             if not (known := self._conversations):
                 return None
+            known = known.with_tools(self.tools_of(row))
+            if reason := known.why_no_tools():
+                return reason
             render_answers([prompt, *answers], known)
             whole = (known.read([*prompt, *answer]) for answer in answers)
             return next(filter(None, (known.describe_unwritten(own, prompt=len(prompt)) for own in whole)), None)
@@ -116,6 +129,9 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
+        yield from self.find_columns_without_messages(
+            has_messages=self.options.chat, instead="set objective.chat to true"
+        )
         if self.options.chat and self.options.separator:
             what = "has no effect on messages, which the chat template puts together"
             yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
@@ -172,13 +188,14 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     ) -> Iterator[TokenizedAnswers | None]:
         """Yield the tokens of each row, each answer with the end-of-text token; None if the prompt or an answer says nothing.
 
-        Prompt and answers are tokenized separately, so that all answers follow the same tokens. A prompt that is too long with the
-        longest answer loses its beginning, down to one token; only then are answers cut, at their end.
+        All answers follow the same tokens, those of the prompt alone (trainer.objectives.bases.continuations). A prompt that is too long
+        with the longest answer loses its beginning, down to one token; only then are answers cut, at their end.
         """
         parts = [self.parts(row) for row in rows]
         if self.options.chat:
             known = self.conversation_tokenizer(tokenizer)
-            parts = [render_answers(own, known) for own in parts]
+            tools = map(self.tools_of, rows)
+            parts = [render_answers(own, known.with_tools(defined)) for own, defined in zip(parts, tools, strict=True)]
             asked = [own[0] for own in parts]
             prompts = tokenize_texts(asked, tokenizer, add_special_tokens=False)
         else:
@@ -187,7 +204,11 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             prompts = tokenize_prompts(asked, tokenizer)
         by_answer = [*zip(*(own[1:] for own in parts), strict=True)]
         texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in by_answer]
-        answers = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
+        writes_special_tokens = not self.options.chat
+        answers = (
+            tokenize_continuations(asked, prompts, own, tokenizer, add_special_tokens=writes_special_tokens)
+            for own in texts
+        )
         for written, prompt, *own in zip(zip(asked, *texts, strict=True), prompts, *answers, strict=True):
             if not all(map(str.strip, written)):  # nothing but special tokens
                 yield None

@@ -10,13 +10,19 @@ its answers, with the turns before it as the template renders them there; only t
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain, cycle, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 
+from params import Problem
+from params.sections.base import Section
+from trainer.objectives.bases.continuations import tokenize_behind_characters
 from trainer.objectives.bases.frames import Frame, find_frame
 from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.marks import (
@@ -32,7 +38,7 @@ from trainer.objectives.bases.marks import (
 )
 from trainer.objectives.bases.message_reader import MessageReader
 from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned
-from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
     Tokenizer,
@@ -43,13 +49,19 @@ from trainer.objectives.bases.texts import (
     first_token_at_character,
     first_tokens_by_bytes,
     generate_tokens_checking_prompt,
-    tokenize_texts,
 )
+from trainer.objectives.bases.tools import read_tools
 from trainer.objectives.bases.unwritten import describe_unwritten, has_thoughts
 from trainer.objectives.bases.verbatim import writes_verbatim
 
 _KEPT = 1000
 """Renderings of placeholders."""
+_KEPT_TOOLS = 100
+"""Sets of tools that are remembered: often many conversations have the same ones."""
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "zqtoolqz", "description": "a", "parameters": {"type": "object"}},
+}
 
 
 class _Rendering(NamedTuple):
@@ -89,6 +101,32 @@ class ConversationTokenizer:
         self._token_bytes = count_bytes_of_tokens(tokenizer)
         self._spaces: dict[int, bool] = {}
         self._of_placeholders: dict[str, str] = {}
+        self._tools: list[dict[str, Any]] = []
+        self._by_tools: dict[str, ConversationTokenizer] = {}
+
+    def with_tools(self, tools: list[dict[str, Any]]) -> ConversationTokenizer:
+        """Return what tokenizes conversations in which these tools may be called, as `read_tools` returns them."""
+        if not tools:
+            return self
+        key = json.dumps(tools)
+        if key not in self._by_tools:
+            if len(self._by_tools) >= _KEPT_TOOLS:
+                self._by_tools.clear()
+            self._by_tools[key] = copy.copy(self)
+            is_known = {"_writes_tools": self._writes_tools}
+            vars(self._by_tools[key]).update(is_known, _tools=tools, _frames={}, _of_placeholders={})
+        return self._by_tools[key]
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        asked = {"role": "user", "content": "a"}
+        for before in ([], [{"role": "system", "content": "b"}]):
+            try:
+                written: str = self._apply([*before, asked], tools=[_TOOL], add_generation_prompt=True)
+                return _TOOL["function"]["name"] in written
+            except ValueError:
+                continue
+        return False
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as the template takes them; ValueError if one cannot be read."""
@@ -100,11 +138,21 @@ class ConversationTokenizer:
 
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
+        if reason := self.why_no_tools():
+            return reason
         try:
             list(self._sequences([turns := self.read(messages)]))
         except ValueError as error:
             return str(error)
         return describe_empty_answer(turns) or self.describe_unwritten(turns)
+
+    def why_no_tools(self) -> str | None:
+        """Return why a model would not see the tools; None if it does, or there are none."""
+        if not self._tools or self._writes_tools:
+            return None
+        return (
+            "it has tools, and the chat template writes none: use one that does, or set objective.tools_column to null"
+        )
 
     def describe_unwritten(self, turns: Turns, *, prompt: int = 0) -> str | None:
         """Return what the template does not write of a conversation whose first `prompt` messages have no loss; None if nothing is missing."""
@@ -193,7 +241,9 @@ class ConversationTokenizer:
         for turns, text, own in zip(conversations, texts, marked, strict=True):
             are_learned = all(map(is_learned, turns))
             if not self._learns_answers_only and not are_learned:
-                raise ValueError("a message has `weight: 0`, which needs objective.completion_only to be true")
+                raise ValueError(
+                    "a message is marked as not to be learned, such as by `weight: 0`, which needs objective.completion_only to be true"
+                )
             spans = self._spans(turns, text, own)
             if spans is None and not self._learns_answers_only:
                 what = "the chat template drops some of what is said once more messages follow, such as thoughts"
@@ -241,7 +291,10 @@ class ConversationTokenizer:
         places = [sorted({*chain.from_iterable(spans)}) for _, spans, _ in rendered]
         by_bytes = [None] * len(texts) if sizes is None else first_tokens_by_bytes(ids, texts, places, sizes)
         whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
-        cut = list[str]()  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
+        before_cut, cut = (
+            list[str](),
+            list[str](),
+        )  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
         for i, (text, spans, _) in enumerate(rendered):
             first = by_bytes[i]
             if first is None:
@@ -252,8 +305,10 @@ class ConversationTokenizer:
                 whole.append((ids[i], [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
-                cut += cut_at_spans(text, spans)
-        tokens = iter(tokenize_texts(cut, self.tokenizer, add_special_tokens=False) if cut else ())
+                parts = cut_at_spans(text, spans)
+                cut += parts
+                before_cut += ["", *accumulate(parts[:-1])]
+        tokens = iter(tokenize_behind_characters(before_cut, cut, self.tokenizer) if cut else ())
         for (_, spans, _), own in zip(rendered, whole, strict=True):
             pieces = [] if own else [*islice(tokens, 2 * len(spans) + 1)]
             ends = list(accumulate(map(len, pieces)))
@@ -314,13 +369,27 @@ class ConversationTokenizer:
 
     def _apply(self, conversation: Any, **options: Any) -> Any:
         """Return the text of a conversation, or those of several."""
+        if self._tools:
+            options.setdefault("tools", self._tools)
         try:
             return self.tokenizer.apply_chat_template(conversation, tokenize=False, **options)
         except (TemplateError, KeyError, TypeError, AttributeError, SyntaxError) as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
 
-class ConversationObjective(Objective[OptionsT]):
+class ConversationOptions(Section):
+    """Keys of the recipe's `objective` section."""
+
+    system_column: str | None = None
+    """The column with what the system says before the messages, where they do not begin with a message of it."""
+    tools_column: str | None = None
+    """The column with the tools that the assistant may call, as a list of definitions or JSON of it; the chat template writes them."""
+
+
+ConversationOptionsT = TypeVar("ConversationOptionsT", bound=ConversationOptions)
+
+
+class ConversationObjective(Objective[ConversationOptionsT]):
     """An objective whose rows may be conversations, which the tokenizer's chat template renders."""
 
     _conversations: ConversationTokenizer | None = None
@@ -337,6 +406,44 @@ class ConversationObjective(Objective[OptionsT]):
     def learns_answers_only(self) -> bool:
         """Whether nothing but the assistant's messages has a loss."""
         return True
+
+    def columns_beside_messages(self) -> dict[str, ColumnKind]:
+        """Return the columns with what the system says, and with tools."""
+        o = self.options
+        return dict.fromkeys((name for name in (o.system_column, o.tools_column) if name), "any")
+
+    def content_beside_messages(self, row: Row) -> dict[str, Any]:
+        """Return the content of these columns; what the system says is in the messages."""
+        o = self.options
+        found: dict[str, Any] = {o.system_column: None} if o.system_column else {}
+        return found | ({o.tools_column: self.tools_of(row)} if o.tools_column else {})
+
+    def tools_of(self, row: Row) -> list[dict[str, Any]]:
+        """Return the tools that a row defines; ValueError if they cannot be read."""
+        column = self.options.tools_column
+        return read_tools(row[column]) if column else []
+
+    def with_system(self, row: Row, turns: Turns) -> list[Mapping[str, Any]]:
+        """Return messages behind what the system says in its own column; ValueError if the messages say something else of it."""
+        column = self.options.system_column
+        said = str(row[column] or "") if column else ""
+        if not said.strip():
+            return [*turns]
+        if turns and turns[0]["role"] == "system":
+            if turns[0]["content"].strip() != said.strip():
+                raise ValueError(f"its first message, of the system, says something else than `{column}`")
+            return [*turns]
+        return [{"role": "system", "content": said}, *turns]
+
+    def find_columns_without_messages(self, *, has_messages: bool, instead: str) -> Iterator[Problem]:
+        """Yield the problems of columns that only messages have; `instead` says how a recipe has messages."""
+        for option in ("system_column", "tools_column"):
+            if getattr(self.options, option) and not has_messages:
+                yield Problem(("objective", option), "has no effect without messages", f"remove it, or {instead}")
+
+    def reader_arguments(self, row: Row) -> Mapping[str, Any]:
+        tools = self.tools_of(row) if self.generates_as_released else []
+        return {"tools": tools} if tools else {}
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

@@ -180,19 +180,13 @@ class GenerativeObjective(Objective[OptionsT]):
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
-        texts = [self.text(row) for row in rows]
-        said = [text.strip() for text in strip_repeated_special_tokens(texts, tokenizer)]  # more than special tokens
-        if self.options.chat:
-            if not conversation_template(tokenizer):
-                what = "has no default chat template"
-                raise ModelError("tokenization.tokenizer", what, "set objective.chat to false")
-            turns = [[{"role": "user", "content": text}] for text in texts]
-            texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        own_texts = [self.text(row) for row in rows]
+        said = [
+            text.strip() for text in strip_repeated_special_tokens(own_texts, tokenizer)
+        ]  # more than special tokens
+        texts = self.prompt_texts(rows, tokenizer)
+        tokenized = self.tokenize_prompts(texts, tokenizer)
         encoded = []
-        if self.options.chat:
-            tokenized = tokenize_texts(texts, tokenizer, add_special_tokens=False)
-        else:
-            tokenized = tokenize_prompts(texts, tokenizer)
         for row, text, ids, own in zip(rows, texts, tokenized, said, strict=True):
             prompt = ids[-max_length:] if own else []
             references = {name: row[name] for name in self.options.reference_columns}
@@ -206,6 +200,23 @@ class GenerativeObjective(Objective[OptionsT]):
             }
             encoded.append(EncodedRow([example] if prompt else [], is_truncated=len(ids) > max_length))
         return encoded
+
+    def prompt_texts(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:
+        """Return the prompts, rendered by the chat template if the recipe says `chat`; ModelError if the tokenizer has none."""
+        texts = [self.text(row) for row in rows]
+        if not self.options.chat:
+            return texts
+        if not conversation_template(tokenizer):
+            what = "has no default chat template"
+            raise ModelError("tokenization.tokenizer", what, "set objective.chat to false")
+        turns = [[{"role": "user", "content": text}] for text in texts]
+        return list(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+    def tokenize_prompts(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+        """Return the tokens of `prompt_texts`; a chat template has written the special tokens."""
+        if self.options.chat:
+            return tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        return tokenize_prompts(texts, tokenizer)
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:

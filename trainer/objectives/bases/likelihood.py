@@ -11,7 +11,7 @@ from params.sections.base import Direction
 from trainer.objectives.bases.label_results import LabelBeliefs, PrecisionRecallCurve
 from trainer.objectives.bases.labels import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, auxiliary_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.scored_batch import ScoredBatch
@@ -75,20 +75,22 @@ class TokenLikelihood(Likelihood[OptionsT]):
         return count_labels({"labels": batch["labels"][..., self._shift :]})
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return the model's own loss, smoothed as Trainer does it; of a second text, the cross-entropy of its labels."""
-        if self.has_target_text:
-            return super().batch_loss(model, batch, share)
-        if share.smoothing:
-            from transformers.trainer_pt_utils import LabelSmoother
+        """Return the cross-entropy of next tokens, or of a second text, and the auxiliary loss of a model with experts.
 
-            outputs = model(**without_labels(batch))
-            smoother = LabelSmoother(epsilon=share.smoothing)
-            loss = smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=share.items)
-            return BatchLoss(loss * share.processes, outputs)
-        if share.model_takes_items:  # it divides a sum by them, as all language models of transformers do
-            outputs = model(**batch, num_items_in_batch=share.items)
-            return BatchLoss(outputs.loss * share.processes, outputs)
-        return compute_rescaled_model_loss(model, batch, share, self.loss_items(batch))
+        The own loss of a decoder is not asked for: that of BART and its kin compares each token with itself, as a mean over the micro-batch,
+        and others count their auxiliary loss once for each micro-batch. Here it is a mean over all micro-batches.
+        """
+        may_be_fused = share.is_fused and not share.smoothing and not self.has_target_text
+        inputs = {**batch, "num_items_in_batch": share.items} if may_be_fused else without_labels(batch)
+        outputs = model(**inputs)
+        auxiliary = auxiliary_loss(model, outputs)
+        if outputs.logits is None:  # Liger's kernel has computed the loss without them
+            loss = outputs.loss if auxiliary is None else outputs.loss - auxiliary
+        else:
+            labels = batch["labels"] if self.has_target_text else labels_of_next_tokens(batch["labels"])
+            loss = micro_batch_loss_share(outputs.logits, labels, share.items, smoothing=share.smoothing)
+        loss = loss * share.processes
+        return BatchLoss(loss if auxiliary is None else loss + auxiliary / share.micro_batches, outputs)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence that predicts itself has none."""
@@ -293,6 +295,14 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         has_loss = row_labels != IGNORE_INDEX  # (T,), one row at a time: the float copy of logits stays small
         row[has_loss] = F.cross_entropy(row_logits[has_loss].float(), row_labels[has_loss], reduction="none")
     return losses
+
+
+def labels_of_next_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """Return labels (B, T) moved to the places that predict them: that of each token is the one behind it, and the last has none.
+
+    Logits stay whole: a part of those of a large vocabulary would be copied.
+    """
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
 
 
 def micro_batch_loss_share(

@@ -1,14 +1,18 @@
 """Messages of conversations, in the forms that people have them.
 
 They are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. A content is a text, or a list of
-parts that are texts; beside tool calls it may be null. As OpenAI has it, an assistant's message with `weight: 0` is not learned.
+parts that are texts; beside tool calls it may be null. An assistant's message with `weight: 0`, as OpenAI has it, is not learned, nor is one
+with another of the `MARKS`. Pictures and sound are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from trainer.objectives.bases.pictures import describe_picture_keys, describe_picture_marks
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation, as `read_turns` returns it."""
@@ -18,6 +22,14 @@ _SHAREGPT_ROLES = {
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
     "system": "system",
 }
+MARKS: Final = ("weight", "loss_weight", "loss", "train", "training", "trainable")
+"""Keys that say whether a message of the assistant is learned: by 1 or true, 0 or false."""
+_READ_KEYS: Final = frozenset(
+    {
+        *("role", "content", "from", "value", "name", "tool_calls", "tool_call_id", "function_call"),
+        *("reasoning_content", "reasoning", "thinking", "tool_plan", *MARKS),
+    }
+)
 
 
 def looks_like_conversation(value: Any) -> bool:
@@ -34,10 +46,14 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
     Raises:
         ValueError: a message cannot be read; the error says which.
     """
-    return [
+    turns = [
         message.copy() if _is_plain(message) else _read_turn(i, _without_nulls(message))
         for i, message in enumerate(messages)
     ]
+    for i, turn in enumerate(turns):
+        if mark := describe_picture_marks(turn["content"]):
+            raise ValueError(f"message {i} has {mark}")
+    return turns
 
 
 def _is_plain(message: Any) -> bool:
@@ -56,6 +72,8 @@ def _read_turn(i: int, turn: Any) -> dict[str, Any]:
         turn = {"role": role, "content": turn.get("value"), **rest}
         if kind == "function_call":
             turn |= {"content": "", "tool_calls": _sharegpt_calls(i, turn["content"])}
+    if isinstance(turn, dict) and (found := describe_picture_keys(turn)):
+        raise ValueError(f"message {i} has {found}")
     if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
         texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
         if len(texts) < len(parts):
@@ -70,7 +88,20 @@ def _read_turn(i: int, turn: Any) -> dict[str, Any]:
         raise ValueError(f"message {i} has tool_calls that are no list of {{name, arguments}}")
     if not _has_name(turn.get("function_call", {"name": ""})):
         raise ValueError(f"message {i} has a function_call that is no {{name, arguments}}")
-    return turn
+    return _with_weight(i, turn) if any(mark in turn for mark in MARKS) else turn
+
+
+def _with_weight(i: int, turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose only mark is `weight`."""
+    marks = {name: turn[name] for name in MARKS if name in turn}
+    for name, value in marks.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise ValueError(f"message {i} has `{name}: {value!r:.40}`, and only 0 and 1, or false and true, are read")
+    if len({bool(value) for value in marks.values()}) > 1:
+        said = " and ".join(f"`{name}: {value}`" for name, value in marks.items())
+        raise ValueError(f"message {i} has {said}, which contradict each other")
+    rest = {name: value for name, value in turn.items() if name not in MARKS}
+    return rest | ({"weight": marks.get("weight", 0)} if "weight" in marks or not all(marks.values()) else {})
 
 
 def _has_name(call: Any) -> bool:
@@ -114,13 +145,23 @@ def why_conversation_unusable(messages: Any) -> str | None:
     if not (answers := [turn for turn in turns if turn["role"] == "assistant"]):
         return "no message is the assistant's, so there is nothing to learn"
     if not any(map(is_learned, answers)):
-        return "all messages of the assistant have `weight: 0`, so there is nothing to learn"
+        return "all messages of the assistant are marked as not to be learned, such as by `weight: 0`"
     return describe_empty_answer(turns)
 
 
 def is_learned(turn: Mapping[str, Any]) -> bool:
     """Whether a message, if it is the assistant's, has a loss."""
     return bool(turn.get("weight", 1))
+
+
+def count_unread_keys(conversations: Iterable[Any], template: str) -> Counter[str]:
+    """Return the keys of messages that neither we nor a chat template read, each with the number of messages that have it."""
+    found = Counter[str]()
+    for messages in conversations:
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, Mapping):
+                found.update(str(key) for key, value in message.items() if value is not None and key not in _READ_KEYS)
+    return Counter({key: count for key, count in found.items() if key not in template})
 
 
 def describe_empty_answer(turns: Turns) -> str | None:

@@ -136,7 +136,8 @@ class PairObjective(AnswersObjective[PairOptionsT]):
     def parts(self, row: Row) -> PreferencePair:
         chosen, rejected = (row[name] for name in self.answer_columns)
         read = read_conversations if self.options.chat else read_texts
-        return read(self.prompt_of(row), chosen, rejected)
+        pair = read(self.prompt_of(row), chosen, rejected)
+        return pair._replace(prompt=self.with_system(row, pair.prompt)) if self.options.chat else pair
 
     @abstractmethod
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:

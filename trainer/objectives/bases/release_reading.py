@@ -93,6 +93,10 @@ class ReleaseReading(Generic[OptionsT]):
         """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
         return None
 
+    def reader_arguments(self, row: Row) -> Mapping[str, Any]:
+        """Return what the call is given beside `reader_input` and `call_arguments`, such as the tools of a row."""
+        return {}
+
     def expected_answer(self, row: Row) -> str | None:
         """Return what a reader is to get for a row, where `evaluation.suites` compare generated texts; None if the row does not say it."""
         return None

@@ -40,8 +40,8 @@ ObjectiveState = Mapping[str, Any]
 ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
-ColumnKind = Literal["string", "optional", "label", "labels", "number", "numbers", "records", "record"]
-"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of numbers, such as a vector; a list of records; a record."""
+ColumnKind = Literal["string", "optional", "any", "label", "labels", "number", "numbers", "records", "record"]
+"""What a column holds: text; text that may be missing or blank; anything, which may be missing; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of numbers, such as a vector; a list of records; a record."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[s
     """Return the checks of what each column holds by itself; `text_columns` are those of the source that hold text."""
     checks = []
     for column, kind in columns.items():
-        if kind == "optional":
+        if kind in ("optional", "any"):
             continue
         checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
         if kind == "string" or (kind == "label" and column in text_columns):

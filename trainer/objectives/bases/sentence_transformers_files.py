@@ -130,11 +130,12 @@ def prompt_before(tokenizer: Tokenizer, name: Literal["query", "document"]) -> s
 
 
 def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Return one vector (B, D) of those of B texts' tokens (B, T, D); the mask (B, T) is 0 where there is none, at the end."""
+    """Return one vector (B, D) of those of B texts' tokens (B, T, D); the mask (B, T) is 0 where there is none, before or behind a text."""
+    rows = torch.arange(len(states), device=states.device)
     if pooling == "cls":
-        return states[:, 0]
+        return states[rows, mask.argmax(1)]
     if pooling == "lasttoken":
-        return states[torch.arange(len(states), device=states.device), mask.sum(1) - 1]
+        return states[rows, mask.shape[1] - 1 - mask.flip(1).argmax(1)]
     marked = mask[..., None].to(states.dtype)
     if pooling == "max":
         return states.masked_fill(marked == 0, float("-inf")).amax(1)
@@ -156,11 +157,16 @@ def embed_batch(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
 def embed_texts(
     network: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[str], kind: Literal["query", "document"]
 ) -> torch.Tensor:
-    """Return vectors of length 1 of N texts, (N, D), as `SentenceTransformer.encode_query` and `encode_document` do."""
+    """Return vectors of length 1 of N texts, (N, D), as `SentenceTransformer.encode_query` and `encode_document` do.
+
+    Padding is behind texts, as where the vectors are judged, whatever the tokenizer says: so no vector depends on the texts beside it.
+    """
     parts, found = getattr(network.config, KEY, None) or parts_of(network.config), []
     for start in range(0, len(texts), _BATCH):
         batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
-        inputs = tokenizer(batch, truncation=True, padding=True, return_tensors="pt").to(network.device)
+        inputs = tokenizer(batch, truncation=True, padding=True, padding_side="right", return_tensors="pt").to(
+            network.device
+        )
         given = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
         states = network(**given).last_hidden_state.float()
         found.append(F.normalize(pool(states, given["attention_mask"], parts["pooling"]), dim=-1))

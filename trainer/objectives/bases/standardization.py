@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from params import ModelError, RecipeError
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
+from trainer.objectives.bases.output_layer import OutputLayer, find_output_layer
 
 _KEYS: Final = ("target_mean", "target_std")
 """Keys of the configuration of a model that learns standardized numbers: one value for each of its T outputs."""
@@ -84,7 +85,7 @@ def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequenc
     Raises:
         RecipeError: the head has no bias, and the mean is too far from 0.
     """
-    config, (name, head) = model.config, _find_head(model)
+    config, (_, head, kept) = model.config, _find_head(model, new)
     means, deviations = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
     config.target_mean, config.target_std = means.tolist(), deviations.tolist()
     if head.bias is None:
@@ -93,8 +94,6 @@ def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequenc
             fix = f"subtract about that from them, or use a model whose head has a bias, such as a BERT; they vary by {deviations.tolist()}"
             raise RecipeError("model", what, fix)
         means = torch.zeros_like(means)
-    # `trainer.model.label_head` names the rows of a head that was put together
-    kept = getattr(model, "rows_of_base", () if f"{name}.weight" in new else range(len(std)))
     is_kept = torch.tensor([number in kept for number in range(len(std))])
     shift, scale = torch.where(is_kept, means, 0.0), torch.where(is_kept, deviations, 1.0)
     with torch.no_grad():
@@ -127,7 +126,7 @@ def restore_units(folder: Path) -> frozenset[str]:
     with torch.device("meta"):
         known = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         own = transformers.AutoModelForSequenceClassification.from_config(known, trust_remote_code=False)
-    name, found = _find_head(own)[0], False
+    name, found = _find_head(own).name, False
     for file in sorted(folder.glob("*.safetensors")):
         weights = load_file(file)
         changed = dict(_in_units(weights, name, means, deviations))
@@ -159,16 +158,10 @@ def _in_units(
             yield name, (value.double() * deviations + means).to(value.dtype)
 
 
-def _find_head(model: PreTrainedModel) -> tuple[str, Any]:
-    """Return the last layer of a model, which gives its logits, and the layer's name; ModelError if it is none that can be scaled."""
-    found: Sequence[tuple[str, Any]] = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear)
-        and layer.out_features == model.config.num_labels
-        and name.partition(".")[0] != model.base_model_prefix
-    ]
-    if not found:
+def _find_head(model: PreTrainedModel, new: Collection[str] = ()) -> OutputLayer:
+    """Return the layer that gives a model's logits; ModelError if there is none that can be scaled."""
+    found = find_output_layer(model, new)
+    if found is None:
         what = f"a {model.config.model_type} ends in no linear layer, so its numbers cannot be put into units"
         raise ModelError("model", what, "use a model of another architecture, such as a BERT")
-    return found[-1]
+    return found

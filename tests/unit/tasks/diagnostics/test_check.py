@@ -549,6 +549,7 @@ def test_pretrained_folders():
     tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": empty}}
     assert "has no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
     good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")
+    Path(good, "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     both = {"model": {"pretrained": good}, "tokenization.tokenizer": {"kind": "pretrained", "path": good}}
     assert problems(both) == {}
     assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub, so not checked
@@ -864,6 +865,22 @@ def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(o
     (what,) = problems(kind)
     assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
     assert problems("bert") == []
+
+
+@pytest.mark.parametrize("objective", ["causal_lm", "sft", "dpo", "kto", "grpo", "iterative_sft"])
+def test_a_model_that_sees_the_token_that_it_is_to_tell_is_refused_before_training(objective):
+    def problems(**config: Any) -> list[str]:
+        rewards = {"rewards": [{"name": "trainer.rewards:matches"}]} if objective in ("grpo", "iterative_sft") else {}
+        method = objectives.build_objective(ObjectiveChoice(name=objective, **rewards))
+        found = model_checks.find_model_that_reads_ahead(Model(config=config), method)
+        return [".".join(map(str, one.key)) for one in found]
+
+    assert problems(model_type="xlnet") == problems(model_type="cpmant") == ["model.config"]
+    assert problems(model_type="bert", is_decoder=False) == ["model.config.is_decoder"]
+    for kind in ("bert", "roberta", "llama", "gpt_neox", "bart"):
+        assert problems(model_type=kind) == []
+    tagger = objectives.build_objective(ObjectiveChoice(name="token_classification"))
+    assert [*model_checks.find_model_that_reads_ahead(Model(config={"model_type": "xlnet"}), tagger)] == []
 
 
 @pytest.mark.parametrize("path", ["data/rowss.csv", "/nowhere/rows.csv", "data/x*.csv"])

@@ -105,7 +105,7 @@ def held_out_ids(artifacts):
 
 
 def let_start_have_learned(artifacts, recipe, rows):
-    """Let the training have started from the release, which has learned from these rows of the test split."""
+    """Let the training have started from the release, which has learned from these rows of the test split, and from two of the validation split."""
     with open_repository(artifacts, repo_id=REPO, endpoint="local") as repository:
         head = repository.head()
     start = ReleaseReference(endpoint="local", repo_id=REPO, **vars(head))
@@ -113,10 +113,11 @@ def let_start_have_learned(artifacts, recipe, rows):
     artifacts.start_record.mkdir(parents=True)
     (artifacts.start / RECORD).write_text(start.model_dump_json())
     (artifacts.start_record / PROVENANCE).write_text(json.dumps({"objective": recipe.objective.model_dump()}))
-    held_out = SplitRows(artifacts.rows / "test")
-    columns = ComparedColumns.of(held_out, objectives.build_objective(recipe.objective), ())
-    hashes = shorten_hashes(hash_rows(held_out, columns)[1])
-    write_hashes({"own": KnownHashes(hashes[rows])}, columns, artifacts.start_record / KNOWN_ROWS)
+    test, validation = (SplitRows(artifacts.rows / split) for split in ("test", "validation"))
+    columns = ComparedColumns.of(test, objectives.build_objective(recipe.objective), ())
+    hashes = [*hash_rows(test, columns)[1][rows], *hash_rows(validation, columns)[1][:2]]
+    known = KnownHashes(shorten_hashes(np.array(hashes, np.uint64)))
+    write_hashes({"own": known}, columns, artifacts.start_record / KNOWN_ROWS)
     trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
     save_report(trained, artifacts.report("train"))
     record_training(artifacts, recipe)
@@ -158,6 +159,8 @@ def test_rows_that_the_candidate_knows_through_its_start_count_nowhere(released)
     write_run_report_page(artifacts)
     page = " ".join(artifacts.page.read_text().split())
     assert "15 other rows of the split do not count: the candidate has learned from them" in page
+    assert report.learned_validation == 2
+    assert "The best step was chosen on 2 validation rows that the candidate had learned from" in page
     card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
     assert "25 rows in 25 sequences that were not used for training" in card
     assert "15 other rows of the split do not count" in card

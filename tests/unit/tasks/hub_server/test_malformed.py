@@ -79,6 +79,24 @@ def test_values_of_another_type(filled: HfApi, hub: LocalHub, method: str, path:
             assert answer.status_code != 500, (variant, answer.text)
 
 
+MAY_SAY_MORE = ("/preupload/", "/lfs/objects/batch")
+"""Clients send more there than this Hub needs to know, about the way of an upload."""
+
+
+def test_a_field_that_the_hub_does_not_know_is_refused(filled: HfApi, hub: LocalHub) -> None:
+    """It may say who may see or do something."""
+    with httpx2.Client(headers=HEADERS, base_url=hub.endpoint) as client:
+        for method, path, body in BODIES:
+            answer = client.request(method, path, json=body | {"only_for": "alice"})
+            is_known = any(part in path for part in MAY_SAY_MORE)
+            assert is_known or (answer.status_code == 400 and "only_for is a field that" in answer.json()["error"]), (
+                path
+            )
+        header = json.dumps({"key": "header", "value": {"summary": "s", "parent_commit": "0" * 40}})
+        assert client.post(f"{API}/commit/main", content=header).status_code == 400
+    assert filled.repo_exists(REPO)
+
+
 def test_commit_lines_of_another_type(filled: HfApi, hub: LocalHub, root: Path) -> None:
     head = {"key": "header", "value": {"summary": "by hand"}}
     with httpx2.Client(headers=HEADERS) as client:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
@@ -42,6 +44,57 @@ def test_visibility_changes_at_once(alice: HfApi, bob: HfApi, anyone: HfApi) -> 
         alice.update_repo_settings(REPO, gated="auto", private=True)
     assert status_of(raised) == 501
     assert not alice.model_info(REPO).private, "a refused change changes nothing"
+
+
+SAID = [
+    ({"private": True}, True),  # what huggingface_hub sent before 1.0
+    ({"private": False}, False),
+    ({"visibility": "private"}, True),
+    ({"visibility": "public", "private": None}, False),
+    ({"visibility": "private", "private": True}, True),
+]
+REFUSED: list[dict[str, Any]] = [
+    {"visibility": "secret"},
+    {"visibility": "Private"},
+    {"visibility": "protected"},
+    {"private": "perhaps"},
+    {"visibility": "public", "private": True},
+    {"visibility": "private", "private": False},
+    {"private": True, "resourceGroupId": "5"},
+    {"public": False},
+    {"Private": True},
+]
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_visibility_is_honoured_or_refused_however_a_client_says_it(
+    alice: HfApi, anyone: HfApi, hub: LocalHub, kind: str
+) -> None:
+    """As the requests of huggingface_hub 0.36 and 2.4 have it, and as they might have it by mistake."""
+    settings = f"/api/{kind}s/{REPO}/settings"
+    with httpx2.Client(base_url=hub.endpoint, headers={"Authorization": "Bearer token-of-alice"}) as client:
+
+        def create(said: dict[str, Any]) -> httpx2.Response:
+            name = {"name": "model", "organization": "alice", "type": kind}
+            return client.post("/api/repos/create", json=name | said)
+
+        def refused(answer: httpx2.Response) -> bool:
+            return answer.status_code == 400 and any(key in answer.json()["error"] for key in ("visibility", *said))
+
+        for said, is_private in SAID:
+            assert create(said).status_code == 200
+            assert anyone.repo_exists(REPO, repo_type=kind) is not is_private, said
+            alice.update_repo_settings(REPO, private=not is_private, repo_type=kind)
+            assert client.put(settings, json=said).json() == {"private": is_private}
+            assert anyone.repo_exists(REPO, repo_type=kind) is not is_private, said
+            alice.delete_repo(REPO, repo_type=kind)
+        for said in [*REFUSED, {"gated": "auto"}]:
+            assert refused(create(said)), said
+        assert not alice.repo_exists(REPO, repo_type=kind)
+        alice.create_repo(REPO, repo_type=kind, private=True)
+        for said in [*REFUSED, {"gated": "yes"}]:
+            assert refused(client.put(settings, json=said)), said
+        assert alice.repo_info(REPO, repo_type=kind).private
 
 
 def test_renamed_repository_keeps_everything_and_frees_its_name(alice: HfApi, bob: HfApi) -> None:

@@ -16,16 +16,19 @@ from trainer.objectives.bases import sentence_transformers_files as files
 TEXTS = ("the rain in this place", "bread, soup and rice", " ", "a train", "How do I get there?")
 
 
-@pytest.fixture
-def embedding(tmp_path):
-    """A release of embeddings with prompts, whose tokenizer cuts texts."""
+@pytest.fixture(params=["encoder", "decoder"])
+def embedding(tmp_path, request):
+    """A release of embeddings with prompts, whose tokenizer cuts texts; that of a decoder pads before them, and the last token counts."""
     write_model(tmp_path / "masked")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "masked")
+    side = "left" if request.param == "decoder" else "right"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "masked", padding_side=side)
     tokenizer.model_max_length = 12
     files.set_prompts(tokenizer, "find: ", "read: ")
     tokenizer.save_pretrained(tmp_path / "release")
-    network = transformers.BertModel(transformers.BertConfig(vocab_size=len(tokenizer), **CONFIGS["bert"]))
-    files.parts_of(network.config, "mean")
+    kind = "llama" if request.param == "decoder" else "bert"
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **CONFIGS[kind])
+    network = transformers.AutoModel.from_config(config)
+    files.parts_of(network.config, "lasttoken" if request.param == "decoder" else "mean")
     network.save_pretrained(tmp_path / "release")
     files.write_files(tmp_path / "release")
     return tmp_path / "release"

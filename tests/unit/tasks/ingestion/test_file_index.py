@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, InputsChangedError
-from tasks.ingestion import formats, json_files
+from tasks.ingestion import json_files, tables
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange, index_file
 from tasks.ingestion.formats import read_rows_of_file
 
@@ -74,7 +74,7 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places of every tenth row, and blocks of a few lines."""
-    monkeypatch.setattr(formats, "PLACE_ROWS", 10)
+    monkeypatch.setattr(tables, "PLACE_ROWS", 10)
     monkeypatch.setattr(json_files, "PLACE_ROWS", 10)
     monkeypatch.setattr(json_files, "_BLOCK_BYTES", 100)
 

@@ -19,6 +19,7 @@ from params.schema import Launch
 from params.sections.data import Data
 from tasks.ingestion import parts
 from tasks.ingestion.batches import SourceBatch, to_readable_batch
+from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.split_assigner import assign_split
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows, as_text
@@ -218,3 +219,43 @@ def test_rows_keep_the_split_that_they_had_when_arrow_held_all_values(tmp_path: 
         for split, found in run(tmp_path, train=name).items():
             texts = {row["text"] for row in rows if assign_split({c: row[c] for c in columns}, SHARES, 1) == split}
             assert {row["text"] for row in found.rows()} == texts
+
+
+def test_names_of_classes_in_a_schema_of_datasets_are_the_labels(tmp_path: Path) -> None:
+    classes, tags = {"names": ["late", "lost"], "_type": "ClassLabel"}, {"names": ["O", "B-PER"], "_type": "ClassLabel"}
+    features = {
+        "label": classes,
+        "tags": {"feature": tags, "_type": "Sequence"},
+        "old": [tags],
+        "spans": {"feature": {"at": {"_type": "Value"}, "kind": classes}, "_type": "Sequence"},
+        "records": [{"kind": classes}],
+    }
+    columns = {
+        "label": [1, -1, None],
+        "tags": [[0, 1], [], None],
+        "old": [[1], [-1], []],
+        "spans": [{"at": [5], "kind": [1]}, {"at": [], "kind": []}, None],
+        "records": [[{"kind": 0}], [], None],
+        "n": [1, 0, -1],
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), tmp_path / "a.parquet", row_group_size=2)
+    found = {name: [row[name] for row in rows_in(tmp_path / "a.parquet")] for name in columns}
+    assert found == {
+        "label": ["lost", None, None],
+        "tags": [["O", "B-PER"], [], None],
+        "old": [["B-PER"], [None], []],
+        "spans": [{"at": [5], "kind": ["lost"]}, {"at": [], "kind": []}, None],
+        "records": [[{"kind": "late"}], [], None],
+        "n": [1, 0, -1],
+    }
+    pq.write_table(pa.table({"label": [2]}).replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column `label`: the class 2 has no name"):
+        rows_in(tmp_path / "a.parquet")
+    for odd in (b"{", b"[]", b'{"info": {"features": {"label": {"_type": "ClassLabel"}}}}'):
+        pq.write_table(pa.table({"label": [2]}).replace_schema_metadata({"huggingface": odd}), tmp_path / "a.parquet")
+        assert rows_in(tmp_path / "a.parquet") == [{"label": 2}]
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [row for batch in read_rows_of_file(path, path.name) for row in to_readable_batch(batch)[1]]

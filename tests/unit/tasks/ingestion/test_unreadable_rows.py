@@ -13,7 +13,8 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch
 from params.sections.data import Data
-from tasks.ingestion.batches import MAX_NESTING
+from tasks.ingestion.batches import MAX_NESTING, to_readable_batch
+from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 
@@ -64,18 +65,23 @@ def nested(kind: str, depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (r'{"text": "a \ud800 b"}', "column `text`: a value of type str cannot be stored"),
-        (r'{"text": "a", "k\ud800": 1}', r"the column 'k\ud800' has half of a surrogate pair in its name"),
-        (r'{"text": "a", "k": {"\ud800": 1}}', "column `k`: a value of type dict cannot be stored"),
-    ],
-    ids=["surrogate", "surrogate in a name", "surrogate in a nested name"],
+    "value", ["a \ud800 b", ["a", "\ud83d"], {"\ud800": 1}, [{"role": "user", "content": "\udc00"}]]
 )
-def test_json_value_that_arrow_lacks_is_refused(tmp_path: Path, line: str, message: str) -> None:
-    error = refused(tmp_path, write_lines(tmp_path, line))
+def test_a_value_with_half_of_a_surrogate_pair_is_empty_and_its_row_a_bad_one(
+    tmp_path: Path, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = value.replace("\ud800", "") if isinstance(value, str) else type(value)()
+    lines = [json.dumps({"x": good, "text": f"{i}"}) for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, json.dumps({"x": value, "text": "last"})]))
+    found = [row for batch in read_rows_of_file(tmp_path / "a.jsonl", "a.jsonl") for row in to_readable_batch(batch)[1]]
+    assert found[3] == {"x": None, "text": "last"}
+    assert "a.jsonl:4: `x` has half of a surrogate pair" in caplog.text
+
+
+def test_a_name_with_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, write_lines(tmp_path, r'{"text": "a", "k\ud800": 1}'))
     assert error.where == "a.jsonl:61"
-    assert message in error.what
+    assert r"the column 'k\ud800' has half of a surrogate pair in its name" in error.what
 
 
 @pytest.mark.parametrize("kind", ["list", "dict"])

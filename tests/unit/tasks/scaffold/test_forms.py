@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from params import DataError, EvergreenError
@@ -15,6 +16,7 @@ from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.proposal import choose_objective_and_columns
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
+from tasks.scaffold.written_values import looks_written, parse_written
 
 Rows = list[dict[str, Any]]
 CHAT = [{"role": "user", "content": "a “b”"}, {"role": "assistant", "content": "007"}]
@@ -46,6 +48,27 @@ def texts(**more: list[Any]) -> Rows:
 NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
 FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
     "messages as JSON text": (many({"messages": json.dumps(CHAT)}), "JSON", {"messages": CHAT, "id": "000"}, "sft", {}),
+    "messages as Python writes them": (
+        many({"messages": str(CHAT)}),
+        "as Python writes them",
+        {"messages": CHAT, "id": "000"},
+        "sft",
+        {},
+    ),
+    "labels as numpy writes them": (
+        texts(labels=["['a' 'b']", "['it is' 'b']", "[]"]),
+        "as Python writes them",
+        {"text": "a text about 0", "labels": ["a", "b"]},
+        "multi_label_classification",
+        {},
+    ),
+    "whether a label was accepted": (
+        texts(label=["DOCS"], answer=["reject", "accept", "ignore"]),
+        "says whether the label 'DOCS' is right",
+        {"text": "a text about 0", "label": "not DOCS"},
+        "sequence_classification",
+        {},
+    ),
     "lists of one label": (
         texts(label=[["007"], ["NA"]]),
         "holds lists",
@@ -101,6 +124,18 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         many({"question": "a “b”", "answer": CHAT[1:]}),
         "a conversation is read from one column",
         {"id": "000", "messages": CHAT},
+        "sft",
+        {},
+    ),
+    "a prompt and the turns before it": (
+        many(
+            *(
+                {"instruction": "a “b”", "input": more, "output": "007", "system": "Be “b”.", "history": before}
+                for more, before in (("", [["a “b”", "007"]]), ("c", []))
+            )
+        ),
+        "turns before the prompt",
+        {"id": "000", "messages": [{"role": "system", "content": "Be “b”."}, *CHAT, *CHAT]},
         "sft",
         {},
     ),
@@ -172,6 +207,26 @@ def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
         assert proposed(written, **columns).objective == objective
     else:
         assert "a conversation is read from one column" in proposed(written).what
+
+
+@pytest.mark.parametrize("value", [["a", "it's", None], [{"k": [1, -2.5], "t": True}], [], {}, [1, 2], ["x\n[y], {z}"]])
+def test_lists_and_records_are_read_as_json_python_and_numpy_write_them(value: Any) -> None:
+    written = [json.dumps(value), str(value)]
+    if isinstance(value, list):
+        array = np.empty(len(value), object)
+        array[:] = value
+        written += [str(array), str([np.float64(one) if type(one) is int else one for one in value])]
+    for text in written:
+        assert looks_written(text)
+        assert parse_written(text) == value
+
+
+def test_what_only_looks_like_a_list_is_none_and_what_is_cut_off_is_refused() -> None:
+    assert not any(map(looks_written, ["[laughs]", "{name}", "[POS]", "see [1]", ""]))
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in texts(labels=["['a' ... 'b']", "['c' ... 'd']"]))
+    )
+    assert "in a form that cannot be read" in proposed("rows.jsonl").what
 
 
 @pytest.mark.parametrize("suffix", [".conll", ".txt"])

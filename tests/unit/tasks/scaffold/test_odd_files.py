@@ -40,9 +40,9 @@ READ: dict[str, dict[str, Any]] = {
     "misleading-fixes/row_id.jsonl": {"source_row_id": {"r0", "r1"}},
 }
 REFUSED = {
-    "convert-commands/cp1252/rows.csv": "iconv -f cp1252",
-    "misleading-fixes/index.csv": "index_col=0",
-    "misleading-fixes/utf16-no-bom.csv": "iconv -f utf-16le",
+    "convert-commands/cp1252/rows.csv": "--encoding cp1252",
+    "misleading-fixes/index.csv": "evergreen convert",
+    "misleading-fixes/utf16-no-bom.csv": "--encoding utf-16le",
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from params import DataError, RecipeError
+from params import DataError, EvergreenError, RecipeError
 from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
@@ -267,6 +270,13 @@ def test_rows_of_each_form(form: str) -> None:
     assert proposed(sample(**columns), kind) == ObjectiveProposal(objective, expected)
 
 
+def test_shares_of_people_are_labels_where_a_flag_names_their_columns() -> None:
+    rows = sample(text=TEXTS, rude=[0.0, 0.25, 0.75, 1.0] * 15, funny=["yes", "no"] * 30, far=[0.5, 2.5] * 30)
+    assert proposed(rows, columns={"labels": "{rude} {funny}"}).objective == "multi_label_classification"
+    with pytest.raises(EvergreenError, match="holds numbers with decimals"):
+        proposed(rows, columns={"labels": "{rude} {far}"})
+
+
 def test_two_texts_need_a_choice() -> None:
     rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
     with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
@@ -452,11 +462,20 @@ def whole(i: int, answer: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_whole_conversations_need_no_prompt_from_a_column_beside_them(prompt: str, is_chat: bool) -> None:
     """The answers hold it; the column may be the prompt once more, or where the row is from."""
-    better, worse = ([whole(i, f"{answer} {i}") for i in range(60)] for answer in ("good", "bad"))
+    better, worse = (
+        [[{"role": "user", "content": TEXTS[i]}, *whole(i, f"{answer} {i}")[1:]] for i in range(60)]
+        for answer in ("good", "bad")
+    )
     if not is_chat:
-        better, worse = ([f"\n\nHuman: {a}\n\nAssistant: {b['content']}" for a, b in own] for own in (better, worse))
-    rows = sample(**{prompt: TEXTS, "chosen": better, "rejected": worse})
+        better, worse = (
+            [f"\n\nHuman: {a['content']}\n\nAssistant: {b['content']}" for a, b in own] for own in (better, worse)
+        )
+    beside = LABELS if prompt == "source" else TEXTS
+    rows = sample(**{prompt: beside, "chosen": better, "rejected": worse})
     assert proposed(rows, "decoder").columns == {"chosen": "chosen", "rejected": "rejected"}
+    others = sample(**{prompt: TEXTS[::-1], "chosen": better, "rejected": worse})
+    with pytest.raises(RecipeError, match=rf"`{prompt}` \(text\) may belong to `chosen`"):
+        proposed(others, "decoder")
     if not is_chat:
         given = {"prompt": prompt}
         assert proposed(rows, "decoder", columns=given).columns["prompt"] == prompt
@@ -742,3 +761,92 @@ def test_grades_of_a_ranking_are_those_of_an_embedding_that_somebody_names() -> 
         "positive_column": "document",
         "grade_column": "relevance",
     }
+
+
+def town(what: str, i: int) -> Any:
+    """A value of a column in the rows of `towns`."""
+    values = {
+        "question": f"How many houses has town {i}?",
+        "answer": f"It has {i}.",
+        "long": f"The town number {i} has {i} houses and one school near the river.",
+        "constant": "You are a helpful assistant.",
+        "system": ["Be short.", "Think first."][i % 2],
+        "source": ["olympiad", "school", "forum"][i % 3],
+        "number": str(i),
+        "history": [[f"Say: town {i}.", f"Town {i}."]],
+        "picture": f"img/{i}.jpg",
+        "bytes": {"bytes": b"\x89PNG", "path": None},
+        "data": f"data:image/png;base64,AAAA{i}",
+        "messages": whole(i, f"town {i}"),
+        "tools": json.dumps([{"name": "look_up", "parameters": {}}]),
+        "record": {"text": f"The town number {i} has a river."},
+    }
+    return values[what]
+
+
+PASSED_OVER = {"--prompt": "question", "--messages": "messages", "--completion": "answer"}
+LEFT_OUT = {
+    "a passage": ("--prompt", {"question": "question", "passage": "long", "answer": "answer"}),
+    "a document": ("--prompt", {"question": "question", "document": "long", "answer": "answer"}),
+    "a column of any name": ("--prompt", {"question": "question", "zq": "long", "answer": "answer"}),
+    "two columns": ("--prompt", {"question": "question", "zq": "long", "notes": "long", "answer": "answer"}),
+    "a record": ("--prompt", {"question": "question", "about": "record", "answer": "answer"}),
+    "the turns before": ("--prompt", {"question": "question", "history": "history", "answer": "answer"}),
+    "another answer": (
+        "--completion",
+        {"source": "source", "question": "question", "solution": "long", "answer": "number"},
+    ),
+    "a picture": ("--prompt", {"question": "question", "shown": "picture", "answer": "answer"}),
+    "bytes of a picture": ("--prompt", {"question": "question", "image": "bytes", "answer": "answer"}),
+    "a picture as text": ("--prompt", {"question": "question", "shown": "data", "answer": "answer"}),
+    "a picture beside messages": ("--messages", {"messages": "messages", "images": "picture"}),
+    "a text beside messages": ("--messages", {"messages": "messages", "notes": "long"}),
+}
+READ_TOO = {
+    "a constant before it": (
+        {"prompt": "constant", "question": "question", "answer": "answer"},
+        {"prompt": "{prompt}\n\n{question}", "completion": "answer"},
+    ),
+    "the system": (
+        {"system": "system", "question": "question", "chosen": "answer", "rejected": "number"},
+        {"prompt": "{system}\n\n{question}", "chosen": "chosen", "rejected": "rejected"},
+    ),
+    "the problem, not its source": (
+        {"source": "source", "problem": "question", "answer": "answer"},
+        {"prompt": "problem", "completion": "answer"},
+    ),
+    "an instruction and its input": (
+        {"instruction": "system", "input": "question", "output": "answer"},
+        {"prompt": "{instruction}\n\n{input}", "completion": "output"},
+    ),
+}
+
+
+def towns(columns: Mapping[str, str]) -> RowSample:
+    return sample(**{name: [town(what, i) for i in range(60)] for name, what in columns.items()})
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_no_text_that_an_answer_may_need_is_left_out_in_silence(case: str) -> None:
+    flag, columns = LEFT_OUT[case]
+    with pytest.raises(RecipeError) as error:
+        proposed(towns(columns), "decoder")
+    assert error.value.where == flag
+    given = {flag[2:]: PASSED_OVER[flag]}
+    assert f"{flag} {PASSED_OVER[flag]}" in error.value.fix
+    proposed(towns(columns), "decoder", columns=given)
+    (read_both,) = re.findall("--prompt '([^']+)'", error.value.fix) or [""]
+    if read_both:
+        found = proposed(towns(columns), "decoder", columns={"prompt": read_both})
+        assert {*found.read_columns()} == {*columns}
+
+
+@pytest.mark.parametrize("case", READ_TOO)
+def test_the_prompt_is_what_the_columns_hold_not_their_order(case: str) -> None:
+    columns, found = READ_TOO[case]
+    assert proposed(towns(columns), "decoder").columns == found
+
+
+def test_system_and_tools_beside_messages_are_read() -> None:
+    found = proposed(towns({"messages": "messages", "system": "constant", "tools": "tools"}), "decoder")
+    assert found.options == {"messages_column": "messages", "system_column": "system", "tools_column": "tools"}

@@ -48,6 +48,14 @@ def test_rows_that_validation_sets_aside_are_counted() -> None:
     assert found.set_aside_share == pytest.approx(3 / 99)
 
 
+def test_a_dash_beside_words_is_no_label_and_beside_a_plus_it_is_one() -> None:
+    found = judged([*rows(96), {"text": "a", "label": "-"}])
+    assert (found.unlabelled, found.unusable) == ("label", {"no label: `label` is `-`": 1})
+    assert "-" not in found.labels
+    found = judged([*rows(96, label="+"), {"text": "a", "label": "-"}])
+    assert (found.unlabelled, found.unusable, found.labels["-"]) == ("", {}, 1)
+
+
 def test_a_sample_of_rows_has_all_kinds_that_take_turns() -> None:
     found = judged(rows(1000))
     sample, step = found.sample(100)

@@ -76,6 +76,7 @@ def test_path_that_dvc_would_fill_in_is_refused() -> None:
         ("no", '"no"'),
         ("a: b", '"a: b"'),
         (["a b", "c"], '["a b", c]'),
+        ([{"type": "check", "values": ["-"]}], '[{type: check, values: ["-"]}]'),
     ],
 )
 def test_values_are_readable(value: Any, text: str) -> None:

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from params import Recipe
+from params.schema import Model
+from tasks.lineage.ancestors import find_base_commit
 from tasks.training.versions import git_commit_with_dirty_mark
 from tests.support import tiny
 
@@ -129,3 +131,16 @@ def test_outside_of_git_there_is_no_commit(root):
     assert git_commit_with_dirty_mark(root, recipe()) is None
     git("init", "-q")
     assert git_commit_with_dirty_mark(root, recipe()) is None  # nothing is committed
+
+
+def test_the_commit_of_a_base_is_that_which_was_loaded_last(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place, commit = tmp_path / "models--alice--base", "a" * 40
+    (place / "snapshots" / commit).mkdir(parents=True)
+    (place / "snapshots" / commit / "config.json").write_text("{}")
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text(commit)
+    found = [find_base_commit(Model(pretrained=name)) for name in ("alice/base", "alice/other", str(tmp_path))]
+    assert found == [commit, None, None]
+    assert find_base_commit(Model(config={"model_type": "llama"})) is None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from params import ModelError, Recipe, RecipeError
+from params.sections.base import Call
 from params.sections.evaluation import OwnMetrics
 from tests.support import releases, tiny
 from tests.support.in_process import job, losses, trained, trainer_of
@@ -114,6 +115,24 @@ def test_class_weights_change_what_a_classifier_learns(tmp_path):
         shares[name] = float((logits.argmax(1) == 0).float().mean())
     assert shares["weighted"] == 1.0
     assert shares["plain"] < 1.0
+
+
+@pytest.mark.parametrize("size", [6, 2, 1])
+@pytest.mark.parametrize("next_token", [False, True])
+def test_class_weights_divide_as_torch_does_however_a_global_batch_is_split(size, next_token):
+    draw = torch.Generator().manual_seed(1)
+    logits, labels = torch.randn(6, 5, 3, generator=draw), torch.randint(0, 3, (6, 5), generator=draw)
+    labels[2:, 3:] = -100
+    weights = {"class_weights": [0.2, 1.0, 5.0], "smoothing": 0.1, "next_token": next_token}
+    aligned = (logits[:, :-1], labels[:, 1:]) if next_token else (logits, labels)
+    torchs = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights["class_weights"]), label_smoothing=0.1)
+    expected = torchs(*(part.flatten(0, 1) for part in aligned))
+    loss = extensions.import_loss_function(Call(name="trainer.losses:cross_entropy", arguments=weights))
+    items = sum(loss.items(part) for part in labels.split(size))
+    parts = zip(logits.split(size), labels.split(size), strict=True)
+    assert float(sum(loss(Outputs(own), part, items) for own, part in parts)) == pytest.approx(
+        float(expected), rel=1e-5
+    )
 
 
 def test_wrong_number_of_class_weights_is_an_error():

@@ -134,7 +134,7 @@ def test_known_labels_keep_their_rows(tmp_path, caplog, model_type, kind, labels
         else:
             assert all(not torch.allclose(values, other) for other in base.values()), "it is new"
     assert all(torch.equal(values, logits(built(folder, kind, labels))[label]) for label, values in own.items())
-    (said,) = {message.partition(": ")[2] for message in said_of_head(caplog)}
+    (said,) = {message.partition(f"{folder}: ")[2] for message in said_of_head(caplog)}
     groups = {
         "kept are the rows of": [one for one in labels if one in base],
         "new are": [one for one in labels if one not in base],
@@ -146,6 +146,58 @@ def test_known_labels_keep_their_rows(tmp_path, caplog, model_type, kind, labels
     assert all(torch.equal(saved[label], own[label]) for label in labels)
 
 
+NUMBERS: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
+    "ranking": (["relevance"], {"highest": 1.0}, {}),
+    "reward": (["reward"], {}, {}),
+    "regression": (["label"], {"numbers": ["label"], "mean": [0.5], "std": [2.0]}, {}),
+    "regression on two numbers": (
+        ["x", "y"],
+        {"numbers": ["x", "y"], "mean": [0.5, 0.1], "std": [2.0, 3.0]},
+        {"label_column": ["x", "y"]},
+    ),
+}
+"""Objectives whose outputs are numbers: their names, what is known of the train split, and options."""
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [("bert", "LABEL"), ("bert", "of another task"), ("llama", "LABEL"), ("roberta", "of another task")],
+)
+def test_a_head_of_numbers_is_kept_whatever_its_name(tmp_path, caplog, what, model_type, named):
+    """As nearly all cross-encoders and reward models have it: the model before training answers what its base answers."""
+    caplog.set_level("INFO", "trainer.model.label_head")
+    names, state, options = NUMBERS[what]
+    known = [f"{named}_{i}" for i in range(len(names))]
+    folder = write_base(tmp_path, model_type, "sequence_classification", known)
+    base = logits(AutoModelForSequenceClassification.from_pretrained(folder).eval())
+    objective = objectives.build_objective(ObjectiveChoice(name=what.partition(" ")[0], **options))
+    network = build_model_to_train(
+        Model(pretrained=str(folder)), objective=objective, state=state, tokenizer=TOKENIZER, seed=5
+    )
+    own = logits(network.eval())
+    assert list(own) == names
+    are_same = [torch.allclose(own[name].float(), base[old], atol=1e-5) for name, old in zip(names, known, strict=True)]
+    is_nameless = named == "LABEL"
+    assert are_same == [is_nameless or len(names) == 1] * len(names)
+    assert [record.levelname for record in caplog.records] == ["INFO" if all(are_same) else "WARNING"]
+
+
+def test_a_class_does_not_go_on_from_the_head_of_another_class(tmp_path, caplog):
+    caplog.set_level("INFO", "trainer.model.label_head")
+    own = {"labels": ["spam"]}
+    kind = objectives.build_objective(ObjectiveChoice(name="multi_label_classification"))
+    for known, level in (("toxic", "WARNING"), ("LABEL_0", "INFO")):
+        caplog.clear()
+        folder = write_base(tmp_path / known, "bert", "sequence_classification", [known])
+        network = build_model_to_train(
+            Model(pretrained=str(folder)), objective=kind, state=own, tokenizer=TOKENIZER, seed=5
+        )
+        base = AutoModelForSequenceClassification.from_pretrained(folder)
+        assert torch.equal(network.classifier.weight, base.classifier.weight) == (level == "INFO")
+        assert [record.levelname for record in caplog.records] == [level]
+
+
 @pytest.mark.parametrize("kind", AUTO)
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_head_without_names_is_not_used_and_that_is_said(tmp_path, caplog, kind, count):
@@ -154,7 +206,8 @@ def test_a_head_without_names_is_not_used_and_that_is_said(tmp_path, caplog, kin
     own, base = logits(built(folder, kind, ["a", "b"])), logits(AUTO[kind].from_pretrained(folder).eval())
     assert not any(torch.allclose(values, other) for values in own.values() for other in base.values())
     said = "its labels have no names (LABEL_0, ...), so the head for all 2 labels is new"
-    assert said_of_head(caplog) == [f"the head of {folder}: {said}"]
+    assert said_of_head(caplog) == [f"train: the head of {folder}: {said}"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("labels", [["a", "b"], None], ids=["the same labels", "no head"])
@@ -177,7 +230,7 @@ def test_rows_under_another_name_are_not_called_kept(tmp_path, caplog, monkeypat
     monkeypatch.setattr(label_head, "_read_weights", lambda *_: {})
     network = built(folder, "sequence_classification", ["a", "b"])
     said = "its files hold classifier.bias, classifier.weight under other names, so the head for all 2 labels is new"
-    assert said_of_head(caplog) == [f"the head of {folder}: {said}"]
+    assert said_of_head(caplog) == [f"train: the head of {folder}: {said}"]
     base = AutoModelForSequenceClassification.from_pretrained(folder)
     assert not torch.equal(network.classifier.weight, base.classifier.weight[:2])
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from params import ModelError
 from params.schema import ObjectiveChoice
+from tests.support.zoo import tokenizers_of_kinds
 from trainer import objectives
 from trainer.loop.metrics import MetricAccumulator
 
@@ -44,6 +45,28 @@ def ids(examples):
 
 def test_text_ends_with_the_end_of_text_token(objective):
     assert encode(objective, "ab") == [{"row_id": 10, "input_ids": [1, 2, 9], "labels": [1, 2, 9], "bytes": 1}]
+
+
+@pytest.mark.parametrize("kind", tokenizers_of_kinds.KINDS)
+def test_tokens_are_those_of_the_tokenizers_own_call_and_an_end(objective, kind):
+    """As a pipeline gives a prompt to the model: with the beginning token of Llama, Gemma and OPT; not with what stands behind a text."""
+    tokenizer = tokenizers_of_kinds.KINDS[kind]()
+    if tokenizer.eos_token is None:
+        return
+    begins = tokenizer("a").sequence_ids()[0] is None
+    assert begins == (kind not in ("gpt2", "qwen", "t5", "xlnet"))
+    written = f"{(tokenizer.bos_token or '') if begins else ''}the rain in this place"
+    rows = [{"row_id": i, "text": text} for i, text in enumerate(["the rain", written, "", "a"])]
+    whole = objective.encode(rows, tokenizer, 64, {})
+    for text, (examples, _) in zip(["the rain", "the rain in this place", "", "a"], whole, strict=True):
+        own = tokenizer(text)
+        behind = own.sequence_ids()[::-1].index(0) if text else 0
+        expected = [*own["input_ids"][: len(own["input_ids"]) - behind], tokenizer.eos_token_id]
+        assert ids(examples) == ([expected] if text else [])
+    if begins:
+        assert whole[0].examples[0]["bytes"] == len("the rain"), "the first token of the text is predicted, too"
+    windows = objective.encode(rows[:1], tokenizer, 3, {})[0].examples
+    assert [one for window in ids(windows) for one in window] == ids(whole[0].examples)[0]
 
 
 def test_long_text_is_split_into_windows(objective):

@@ -18,7 +18,14 @@ from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases import chat
-from trainer.objectives.bases.messages import looks_like_conversation, read_turns, why_conversation_unusable
+from trainer.objectives.bases.messages import (
+    MARKS,
+    count_unread_keys,
+    looks_like_conversation,
+    read_turns,
+    why_conversation_unusable,
+)
+from trainer.objectives.bases.pictures import describe_picture_marks
 
 WORDS = [
     "hello",
@@ -304,7 +311,7 @@ def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
     assert sft.says_all({"talk": turns}, examples, tokenizer)
     assert sum(example["bytes"] for example in examples) == len(first["content"] + third["content"])
     assert "weight: 0" in everything.reject_reason({"talk": turns})
-    assert "nothing to learn" in sft.reject_reason({"talk": turns[2:4]})
+    assert "not to be learned" in sft.reject_reason({"talk": turns[2:4]})
 
 
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
@@ -664,8 +671,58 @@ def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
         ({"role": "assistant", "content": "a", "function_call": "add"}, "message 0 has a function_call that is no"),
         ({"from": "function_call", "value": "add(1)"}, "message 0 is from function_call, and no JSON of a call"),
         ({"from": "function_call", "value": "[1]"}, "message 0 is from function_call, and says no {name, arguments}"),
-        ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant have `weight: 0`"),
+        ({"role": "assistant", "content": "a", "weight": 0}, "all messages of the assistant are marked as not"),
     ],
 )
 def test_a_message_that_cannot_be_read_is_named(message, reason):
     assert reason in why_conversation_unusable([message])
+
+
+@pytest.mark.parametrize("off", [0, 0.0, False])
+@pytest.mark.parametrize("mark", MARKS)
+def test_every_mark_of_what_is_not_learned_is_honoured(mark, off):
+    user, answer = ({"role": role, "content": "yes"} for role in ("user", "assistant"))
+    assert read_turns([user, answer | {mark: off}, user, answer | {mark: 1 - off}])[1] == answer | {"weight": off}
+    sft = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk", chat_template=WRITES_ALL))
+    sft.prepare_tokenizer(tokenizer := byte_level())
+    ((examples, _),) = sft.encode(
+        [{"row_id": 0, "talk": [user, answer | {mark: off}, user, answer]}], tokenizer, 99, {}
+    )
+    learned = [[label for label in example["labels"] if label != -100] for example in examples]
+    assert list(map(tokenizer.decode, learned)) == ["<a>yes<e>"] or list(map(tokenizer.decode, learned)) == ["yes<e>"]
+    another = next(name for name in MARKS if name != mark)
+    for other, said in (({mark: 0.5}, "only 0 and 1"), ({mark: off, another: 1}, "contradict")):
+        assert said in why_conversation_unusable([user, answer | other])
+
+
+def test_keys_that_nobody_reads_are_counted():
+    talk = [{"role": "user", "content": "a", "mood": "good", "lang": None}, {"from": "gpt", "value": "b", "loss": 1}]
+    assert count_unread_keys([talk, talk, "no list"], "{{ m.content }}") == {"mood": 2}
+    assert not count_unread_keys([talk], "{{ m.mood }}")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({"content": text} for text in ("<image>What is it?", "<image>\n<image>\nWhat?", "What is it?\n<image>")),
+        *({"content": text} for text in ("<video> what?", "a <|image|> b", "a [IMG] b", "<image 1> what?")),
+        *({"content": "what?", key: ["a.png"]} for key in ("image", "images", "videos", "audio")),
+        {"content": [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]},
+        {"content": [{"type": "text", "text": "what?"}, {"type": "input_audio", "input_audio": {}}]},
+    ],
+)
+def test_pictures_and_sound_are_refused(said):
+    assert why_conversation_unusable([{"role": "user", **said}, PLAIN[1]])
+    if isinstance(said["content"], str) and len(said) == 1:
+        for name, options in (("sft", {}), ("dpo", {})):
+            objective = objectives.build_objective(ObjectiveChoice(name=name, **options))
+            row = {"prompt": said["content"], "completion": "a", "chosen": "a", "rejected": "b"}
+            assert "no objective reads pictures or sound" in objective.reject_reason(row)
+
+
+@pytest.mark.parametrize(
+    "text", ["<image>a.png</image>", "use <img> here", "How do I show a <video>?", "[IMAGE]", "<images>", "a < b"]
+)
+def test_words_about_pictures_are_text(text):
+    assert describe_picture_marks(text) is None
+    assert why_conversation_unusable([{"role": "user", "content": text, "images": []}, PLAIN[1]]) is None

@@ -289,9 +289,10 @@ def test_not_finite_vectors_have_no_metric():
 def test_pooling_is_that_of_sentence_transformers(pooling):
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    states, mask = vectors(3, 4, 5).detach(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
-    theirs = Pooling(5, pooling_mode=pooling)({"token_embeddings": states.clone(), "attention_mask": mask})
-    torch.testing.assert_close(files.pool(states, mask, pooling), theirs["sentence_embedding"])
+    states, behind = vectors(3, 4, 5).detach(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    for mask in (behind, behind.flip(1)):
+        theirs = Pooling(5, pooling_mode=pooling)({"token_embeddings": states.clone(), "attention_mask": mask})
+        torch.testing.assert_close(files.pool(states, mask, pooling), theirs["sentence_embedding"])
 
 
 TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}

@@ -10,7 +10,13 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss, precision_recall_curve
 from tokenizers import Tokenizer, models
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from params import DataError, RecipeError
 from params.schema import ObjectiveChoice
@@ -260,9 +266,35 @@ def test_a_new_label_begins_as_rare_and_one_that_the_base_knows_as_it_was():
     model = network(["anger", "joy", "love", "fear"])
     with torch.no_grad():
         model.classifier.bias[1] = 0.7
-    build().prepare_model(model, WORDS, {}, [])
+    model.rows_of_base = [1]
+    build().prepare_model(model, WORDS, {}, ["classifier.weight", "classifier.bias"])
     expected = [-1.0986, 0.7, -1.0986, -1.0986]  # log(1 / 3): a probability of 1 / 4
     assert model.classifier.bias.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "qwen2", "gpt2", "t5", "modernbert"])
+def test_no_layer_but_the_head_is_changed(model_type):
+    """Many layers have as many outputs as there are labels; the head of a decoder has no bias."""
+    width = 16
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes |= {
+        "n_embd": width,
+        "n_layer": 1,
+        "n_head": 1,
+        "d_model": width,
+        "d_kv": width,
+        "d_ff": width,
+        "num_heads": 1,
+    }
+    sizes |= {"num_key_value_heads": 1, "num_layers": 1, "head_dim": width, "pad_token_id": 0, "vocab_size": 32}
+    config = AutoConfig.for_model(model_type, **sizes, num_labels=width, decoder_start_token_id=0)
+    model = AutoModelForSequenceClassification.from_config(config)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    build().prepare_model(model, WORDS, {}, list(before))
+    changed = [name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])]
+    expected = {"bert": ["classifier.bias"], "roberta": ["classifier.out_proj.bias"]}
+    expected |= {"t5": ["classification_head.out_proj.bias"], "modernbert": ["classifier.bias"]}
+    assert changed == expected.get(model_type, [])
 
 
 def test_what_people_see_of_a_row():

@@ -82,7 +82,7 @@ CASES = {
         {"prompt": "ab", "answer": "cd", "said": "cd"},
         {"prompt": "<s>ab", "answer": "cd", "said": "cd</s>"},
     ),
-    "causal_lm": ({}, {"text": "abcd"}, {"text": "abcd</s>\n"}),
+    "causal_lm": ({}, {"text": "abcd"}, {"text": "<s>abcd</s>\n"}),
     "seq2seq": ({}, {"input": "ab", "target": "cd"}, {"input": "<s>ab", "target": "cd</s>"}),
 }
 
