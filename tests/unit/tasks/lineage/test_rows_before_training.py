@@ -63,7 +63,7 @@ class Project:
         """Record what the training of a recipe has learned from, if it ended now."""
         artifacts.tokens.mkdir(parents=True, exist_ok=True)
         rows = dict.fromkeys(("train", "validation"), SplitRows(artifacts.rows / "train"))
-        with ShardWorkers(artifacts, "tokenize", Launch()) as workers:
+        with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1)) as workers:
             record_train_rows(artifacts.tokens, rows, OBJECTIVE, workers)
         section = Model.model_validate(model or {"config": {"model_type": "llama"}})
         if (artifacts.start / RECORD).exists():
