@@ -21,8 +21,8 @@ CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, 
 SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
-KNOWN_ROWS = "evergreen-known-rows.dat"  # a part of the hash of each of these rows
-MAX_BYTES = {PROFILE: 32 << 20, KNOWN_ROWS: 256 << 20}  # twice what a profile takes, and some ninety million rows
+KNOWN_ROWS = "evergreen-known-rows.dat"  # parts of hashes of each of these rows
+MAX_BYTES = {PROFILE: 32 << 20, KNOWN_ROWS: 256 << 20}  # twice what a profile takes, and some forty million rows
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 TIMES = "evergreen.times"
@@ -113,14 +113,15 @@ class Artifacts:
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
-    known_rows = _Below("validated", KNOWN_ROWS)  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     start_record = _Below("start", "record")  # validate: what the release of that model says of itself and of its rows
     start_choice = _Below("run", "start.json")  # validate: which release a training starts from, and what decided it
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
+    train_rows = _Below("tokens", KNOWN_ROWS)  # tokenize: which rows a training with these tokens learns from
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer
+    known_rows = _Below("model", KNOWN_ROWS)  # train: which rows the model has learned from, itself and through what it started from
     adapter = _Below("model", ADAPTER)  # train: with `model.lora` on a pretrained model, the adapters by themselves
     checkpoint = _Below("run", "checkpoint")  # train: the last full state, from which training can resume
     history = _Below("run", "history")  # train: training.json and the logged curves

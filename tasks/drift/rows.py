@@ -43,6 +43,8 @@ WRITTEN_FORM: Final = 1
 """Hashes of values as they are written: releases of earlier versions have these."""
 READ_FORM: Final = 2
 """Hashes of what the objective reads and learns of a row, by `Objective.content`."""
+INPUT_FORM: Final = 3
+"""Hashes of that without what is only learned, such as a label, by `Objective.input_content`."""
 NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
 """Most labels of a column; with more, its values are no labels, but answers."""
@@ -78,31 +80,35 @@ class ComparedColumns:
     identifiers: tuple[str, ...] = ()
     """Columns of numbers that are not compared, because they look like identifiers."""
     form: int = field(default=WRITTEN_FORM, compare=False)
-    """`READ_FORM` or `WRITTEN_FORM`: what is hashed of a row."""
+    """`READ_FORM`, `INPUT_FORM` or `WRITTEN_FORM`: what is hashed of a row."""
 
     @classmethod
-    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
+    def of_objective(cls, objective: Objective[Any]) -> ComparedColumns:
+        """Return the columns that the objective reads."""
         kinds = objective.columns()
         has_lists = objectives.overrides_method(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
         listed = min(lists, key=lambda column: kinds[column], default="")
-        others = {ROW_ID, *kinds, *rows.group_by, *ignore}
         numbers = tuple(column for column, kind in kinds.items() if kind == "number")
         return cls(
             tuple(column for column, kind in kinds.items() if kind == "label"),
             tuple(column for column, kind in kinds.items() if kind not in ("label", "number")),
-            numbers
-            + tuple(
-                f.name
-                for f in rows.schema
-                if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
-            ),
-            rows.group_by,
+            numbers,
+            {},
             listed,
             objective,
             numbers,
             form=READ_FORM,
         )
+
+    @classmethod
+    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
+        """Return these, the other columns of numbers without those in `ignore`, and what says that rows belong together."""
+        found = cls.of_objective(objective)
+        others = {ROW_ID, *objective.columns(), *rows.group_by, *ignore}
+        numbers = (field.name for field in rows.schema if types.is_integer(field.type) or types.is_floating(field.type))
+        further = tuple(name for name in numbers if name not in others)
+        return replace(found, numbers=found.numbers + further, group_by=rows.group_by)
 
     @property
     def labelled(self) -> list[str]:
@@ -118,14 +124,18 @@ class ComparedColumns:
         return replace(self, form=form)
 
     def contents(self, values: Sequence[Sequence[Any]]) -> Iterator[Iterable[Any]]:
-        """Yield the content of each row, in the order of `content`, of the values of these columns."""
+        """Yield what is hashed of each row, in the order of `content`, of the values of these columns."""
         if self.form == WRITTEN_FORM:
             yield from zip(*values, strict=True)
             return
         assert self.objective is not None
+        is_input = self.form == INPUT_FORM
+        read, columns = (
+            (objectives.input_of_row, self.inputs) if is_input else (objectives.content_of_row, self.content)
+        )
         for row in zip(*values, strict=True):
-            found = objectives.content_of_row(self.objective, dict(zip(self.content, row, strict=True)))
-            yield [found.get(column) for column in self.content]
+            found = read(self.objective, dict(zip(self.content, row, strict=True)))
+            yield [found.get(column) for column in columns]
 
     def values_of(self, batch: pa.RecordBatch, column: str) -> list[Any]:
         """Return the values of a column as they are written: of records that say yes or no of labels, the labels.
@@ -152,6 +162,18 @@ class ComparedColumns:
     def content(self) -> list[str]:
         """The columns that tell two rows apart."""
         return [*self.labels, *self.texts, *self.learned_numbers]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Those of them that say what a model is given."""
+        targets = self.objective.target_columns() if self.objective else self.labels
+        return [column for column in self.content if column not in targets]
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether two rows can differ although a model is given the same of both."""
+        has_own_form = self.objective is not None and objectives.overrides_method(self.objective, "input_content")
+        return has_own_form or self.inputs != self.content
 
 
 @dataclass

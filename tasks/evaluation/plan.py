@@ -20,12 +20,12 @@ from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
-from tasks.evaluation.ancestors import read_start_of_training
-from tasks.evaluation.learned_rows import HeldOutRows, LearnedRows, list_unknown, rows_before_training, rows_of_release
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
+from tasks.lineage.ancestors import read_start_of_training
+from tasks.lineage.learned_rows import HeldOutRows, LearnedRows, list_unknown, rows_before_training, rows_of_release
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report

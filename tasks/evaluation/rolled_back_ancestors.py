@@ -14,10 +14,10 @@ from typing import Final
 from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
 from tasks.digests import ReleasedModel
-from tasks.evaluation.ancestors import Ancestor, list_ancestors
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import LoggedRelease
 from tasks.hub_client.release_log import MainHistory, RolledBackCommit
+from tasks.lineage.ancestors import Ancestor, list_ancestors
 from tasks.stages import list_runs_with_log, read_log_and_unrecorded
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,11 @@ def why_ancestor_is_distrusted(artifacts: Artifacts, main: MainHistory, endpoint
         HubRefusedError, TransientError: this Hub does not say it.
     """
     ancestors = [(one, one.releases()) for one in list_ancestors(artifacts)]
+    for one, _ in ancestors:
+        if one.unknown:
+            logger.warning(
+                "evaluate: it is not known whether it goes back to a release that was rolled back: %s", one.unknown
+            )
     weights = {release.weights for _, releases in ancestors for release in releases}
     found = main.find_rolled_back(weights)
     for place, repo_id in sorted(_list_places(artifacts, ancestors, endpoint) - {(endpoint, main.repository.id)}):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import PROFILE
 from tasks.drift.profile import read_profile
 from tasks.drift.rows import hash_rows
-from tasks.evaluation.learned_rows import HeldOutRows
+from tasks.lineage.learned_rows import HeldOutRows
 
 KNOWN, NEW = "known rows", "new rows"
 

@@ -31,7 +31,6 @@ from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
-from tasks.evaluation.ancestors import read_start_of_training
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
@@ -43,6 +42,7 @@ from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
+from tasks.lineage.ancestors import read_start_of_training
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences

@@ -14,11 +14,9 @@ from typing import Any
 
 from params import load
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import ADAPTER, KNOWN_ROWS, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
-from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.ancestors import find_base
-from tasks.evaluation.learned_rows import write_rows_for_release
+from tasks.lineage.ancestors import find_base
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import code_block_fence, render_model_card
@@ -27,10 +25,8 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
-from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
-from trainer import objectives
 from trainer.model.limits import write_reading_limit
 from trainer.start import ReleaseReference
 
@@ -82,9 +78,8 @@ def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], rep
         if has_profile:
             if artifacts.data_profile.exists():
                 shutil.copy(artifacts.data_profile, folder)
-            rows = SplitRows(artifacts.rows / "train")
-            columns = ComparedColumns.of(rows, objectives.build_objective(recipe.objective), ())
-            write_rows_for_release(artifacts, recipe.model, columns, folder / artifacts.known_rows.name)
+            if artifacts.known_rows.exists():
+                shutil.copy(artifacts.known_rows, folder)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
             (folder / name).write_bytes(content)
     return artifacts.staged_release
@@ -118,7 +113,7 @@ full report of the run (report.html).
 def copy_model_for_release(artifacts: Artifacts, form: AdapterForm, folder: Path, *, limit: int) -> None:
     """Copy the model that a release in a form holds into `folder`, with its tokenizer, which cuts a text at `limit` tokens."""
     sources = (artifacts.adapter, artifacts.tokenizer) if form == "adapter" else (artifacts.model,)
+    ignored = shutil.ignore_patterns(KNOWN_ROWS, *([ADAPTER] if form == "merged" else []))
     for source in sources:
-        ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=ignored)
     write_reading_limit(folder, limit)

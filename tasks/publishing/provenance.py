@@ -12,9 +12,9 @@ from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_re
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
-from tasks.evaluation.ancestors import list_released_ancestors
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
+from tasks.lineage.ancestors import list_released_ancestors
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
 

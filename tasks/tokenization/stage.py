@@ -3,6 +3,7 @@
     validated/rows/<split>/ -> tokens/<split>/         Arrow shards with input_ids and labels, one for each shard of rows
     validated/rows/corpus/  -> tokens/corpus/          the documents of `data.corpus`, for the validation during training
                                tokens/tokenizer/       trained on the train split, or the pretrained one
+                               tokens/evergreen-known-rows.dat    hashes of the train rows, for what the model will know
                                tokens/objective.json   what the objective learned from the train split
                                tokens/statistics.json  the report
 
@@ -21,6 +22,7 @@ from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folde
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Start
 from params.sections.rows import Tokenization, TrainTokenizer
+from tasks.lineage.training_record import record_train_rows
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
@@ -83,6 +85,7 @@ def tokenize(
             max_length=tokenization.max_length,
         )
         encoder = RowEncoder(method, tokenizer, tokenization.max_length, state)
+        record_train_rows(folder, rows, method, workers)
         known = read_known_row_ids(from_published)
         encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings, known=known)
         train, characters = encoded["train"]

@@ -26,6 +26,8 @@ from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.loading import problems_error
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.evaluation import OwnMetrics
+from tasks.lineage.ancestors import find_base_commit
+from tasks.lineage.learned_rows import record_learned_rows
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
@@ -33,7 +35,7 @@ from tasks.training.model_folder import check_same_metrics, complete_model_folde
 from tasks.training.report import TrainingReport
 from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_runs_as_last_started
 from tasks.training.supervisor import supervise_training
-from tasks.training.versions import find_base_commit, git_commit_with_dirty_mark, training_library_versions
+from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import prepare_resume
@@ -161,6 +163,7 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         complete_model_folder(target, artifacts, job.model, method.release_format)
+        record_learned_rows(target, artifacts, job.model, method)
         check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
     report = TrainingReport(
         run=job.folder.name,

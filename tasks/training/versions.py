@@ -1,4 +1,4 @@
-"""The versions of the code, the libraries and the base that train a model."""
+"""The versions of the code and the libraries that train a model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import platform
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 from params import Recipe
-from params.schema import Model
 from trainer.identity import code_named_by_recipe
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "datasets")
@@ -55,18 +53,3 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
-
-
-def find_base_commit(model: Model) -> str | None:
-    """Return the commit of a base model that was loaded from a Hub, by the client's cache; None for another base.
-
-    A branch names another commit tomorrow, so a rollback of the base would be hidden if this were asked later.
-    """
-    if model.pretrained is None or Path(model.pretrained).is_dir():
-        return None
-    from transformers.utils.hub import cached_file, extract_commit_hash
-
-    only_here: Any = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    path = cached_file(model.pretrained, "config.json", revision=model.revision, **only_here)
-    commit: str | None = extract_commit_hash(path, None)
-    return commit

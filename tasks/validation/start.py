@@ -16,19 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import (
-    KnownHashes,
-    find_known_rows_of_shards,
-    hash_shards,
-    read_hashes,
-    shorten_hashes,
-    write_hashes,
-)
+from tasks.drift.known import find_known_rows_of_shards, read_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
@@ -56,7 +50,7 @@ def pin_start(
     repo_id: str,
     endpoint: str,
 ) -> None:
-    """Write `start/` into `folder`, which holds the valid rows and will be `Artifacts.validated`, and by what a later run knows these rows.
+    """Write `start/` into `folder`, which holds the valid rows and will be `Artifacts.validated`, and which of them it has learned from.
 
     `name` is that of the objective.
 
@@ -69,10 +63,6 @@ def pin_start(
     choice: Any = {"start": start, "objective": objective, "repo_id": repo_id, "endpoint": endpoint}
     pinned = choose_start(artifacts, folder / artifacts.rows.name, **choice)
     if start != "base":
-        rows = SplitRows(folder / artifacts.rows.name / "train")
-        columns = ComparedColumns.of(rows, objective, ())
-        own = np.concatenate([hashes for _, hashes in hash_shards(rows, columns, workers)])
-        learned = known = KnownHashes(shorten_hashes(own))
         if pinned is None:
             if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
                 require_token_for_hub(hub)  # without one, a private repository is as if it were not there
@@ -84,22 +74,28 @@ def pin_start(
             until = _copy_model(found, target / MODEL, pinned.name, name)
             _copy_files(found, _RECORDS, target / artifacts.start_record.name)
             pinned = pinned.model_copy(update={"learned_until": until})
-            try:
-                known = read_hashes(found, columns, needs_all=replay is not None)
-                learned = KnownHashes.join([learned, known])
-            except ValueError as error:
-                what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"
-                if replay:
-                    fix = f"remove it for one run, whose release says it; {_PUBLIC}"
-                    raise ModelError.at("training.replay", what, fix) from error
-                logger.info("validate: %s", what)
             if replay:
-                ids, is_known = find_known_rows_of_shards(rows, columns, known, workers)
-                np.save(target / KNOWN, np.sort(ids[is_known]))
-                logger.info("validate: it has learned from %d of the %d train rows", is_known.sum(), len(is_known))
-        write_hashes(learned, columns, folder / artifacts.known_rows.name)
+                rows = SplitRows(folder / artifacts.rows.name / "train")
+                ids = _find_known_rows(found, rows, objective, pinned.name, workers)
+                np.save(target / KNOWN, ids)
+                logger.info("validate: it has learned from %d of the %d train rows", len(ids), len(rows))
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _find_known_rows(
+    release: Path, rows: SplitRows, objective: Objective[Any], name: str, workers: ShardWorkers
+) -> NDArray[np.int64]:
+    """Return the row_ids of the rows that a release has learned from, whose files are in a folder, (K,) ascending."""
+    columns = ComparedColumns.of(rows, objective, ())
+    try:
+        known = read_hashes(release, columns, needs_all=True)
+    except ValueError as error:
+        what = f"new rows cannot be told from those that {name} has learned from: {error}"
+        fix = f"remove it for one run, whose release says it; {_PUBLIC}"
+        raise ModelError.at("training.replay", what, fix) from error
+    ids, is_known = find_known_rows_of_shards(rows, columns, known, workers)
+    return np.sort(ids[is_known])
 
 
 def _copy_model(found: Path, target: Path, where: str, name: str) -> str:

@@ -17,6 +17,7 @@ from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.lineage.learned_rows import record_learned_rows
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
@@ -89,6 +90,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
     else:
         network.save_pretrained(artifacts.model)
     complete_model_folder(artifacts.model, artifacts, recipe.model, objective.release_format)
+    record_learned_rows(artifacts.model, artifacts, recipe.model, objective)
     trained = TrainingReport(
         run=Job.of(recipe, artifacts).folder.name,
         steps=12,

@@ -152,6 +152,14 @@ def content_of_row(objective: Objective[Any], row: Row) -> Mapping[str, Any]:
         return {column: row[column] for column in objective.columns()}
 
 
+def input_of_row(objective: Objective[Any], row: Row) -> Mapping[str, Any]:
+    """Return what a model is given of a row, by `Objective.input_content`; of one that the objective cannot read, its columns as they are."""
+    try:
+        return objective.input_content(row)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return {column: row[column] for column in objective.columns() if column not in objective.target_columns()}
+
+
 def overrides_method(objective: Objective[Any], method: str) -> bool:
     """Whether an objective has its own form of an optional method, such as `reject_reason`: then it is worth a pass over all rows."""
     return getattr(type(objective), method) is not getattr(Objective, method)

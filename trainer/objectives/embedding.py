@@ -151,6 +151,11 @@ class Embedding(Objective[Options]):
             found[name] = found[name][:most]
         return found
 
+    def target_columns(self) -> Collection[str]:
+        """What the two texts, or the one with a class, are learned with."""
+        o = self.options
+        return [name for name in (*o.negative_columns, o.label_column, o.grade_column) if name]
+
     def reject_reason(self, row: Row) -> str | None:
         o, name = self.options, str(self.options.grade_column)
         listed = several_texts.why_list_unusable(o.negative_columns[0], row) if o.listed_negatives else None

@@ -20,6 +20,7 @@ from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
 from trainer.objectives.bases.pictures import describe_picture_marks
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import without_outer_space
+from trainer.objectives.bases.rows import to_json
 from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
@@ -89,6 +90,14 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             return {**found, self.answer_columns[0]: [prompt, answers[0]]}
         first, *others = [column] if self.options.chat else column_or_template(column).columns
         return {**found, first: prompt, **dict.fromkeys(others)}
+
+    def input_content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; which of its answers is the better one is what people say of them."""
+        prompt, *answers = map(without_outer_space, self.parts(row))
+        ordered = sorted(answers, key=to_json)
+        first, *others = self.answer_columns
+        given = ordered if self.options.prompt_column else [prompt, ordered]
+        return {**super().input_content(row), first: given, **dict.fromkeys(others)}
 
     def renders_conversations(self) -> bool:
         return self.options.chat

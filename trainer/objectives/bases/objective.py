@@ -127,6 +127,18 @@ class Objective(ReleaseReading[OptionsT], ABC):
             found[lists[0]] = sorted({self.learned_label(label) for label in self.row_labels(row)})
         return found
 
+    def target_columns(self) -> Collection[str]:
+        """Return the columns that a model learns to say of a row and is not given, such as a label, and those that only say how much it counts.
+
+        Empty where the answer is the row, such as a completion: a prompt has several. By default by what the columns hold.
+        """
+        return row_checks.label_columns(self.columns())
+
+    def input_content(self, row: Row) -> Mapping[str, Any]:
+        """Return the `content` that a model is given: a row with a corrected label has the same."""
+        targets = self.target_columns()
+        return {name: value for name, value in self.content(row).items() if name not in targets}
+
     def learned_label(self, label: str) -> str:
         """Return a label as it is learned: the same for two labels that `state_of` takes as one but for white space at their ends."""
         if type(self).row_labels is Objective.row_labels:

@@ -221,16 +221,24 @@ def _read(base: str, name: str, revision: str | None) -> Any:
     """Return what a JSON file of a base model says; None if there is no such file."""
     path: str | Path | None = Path(base) / name
     if not Path(base).is_dir():
-        from transformers.utils.hub import cached_file
+        from transformers.utils.hub import cached_file, is_offline_mode
 
         try:
-            path = cached_file(base, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        except (ConnectionError, TimeoutError) as error:
+            path = cached_file(base, name, revision=revision)
+        except OSError as error:
+            if _is_answer(error) or is_offline_mode():  # there, the cache is all that is loaded
+                return None  # no such file, or no such repository: whoever loads the model says so
             fix = "try again when the Hub is reachable"
             raise TransientError(base, f"{name} cannot be downloaded: {error}", fix) from error
-        except OSError:  # no such repository: whoever loads the model says so
-            return None
     try:
         return json.loads(Path(path).read_bytes()) if path and Path(path).is_file() else None
     except ValueError as error:
         raise ModelError(base, f"its {name} cannot be read as JSON: {error}", "download the model again") from error
+
+
+def _is_answer(error: OSError) -> bool:
+    """Whether it is a Hub that has not given a file, and not that nobody could ask it; of an error of transformers."""
+    if error.__cause__ is None:
+        return not isinstance(error, ConnectionError | TimeoutError)
+    status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
+    return status is not None and status < 500

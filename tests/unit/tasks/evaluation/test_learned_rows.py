@@ -17,8 +17,9 @@ from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import ComparedColumns, hash_rows
-from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.hub_client.connection import open_repository
+from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
+from tasks.lineage.training_record import SaidOfRows, TrainingRecord
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import write_run_report_page
@@ -62,8 +63,9 @@ def profile_of(artifacts, recipe, split):
 def release(artifacts, recipe, learned):
     """Publish a first release whose model says that it learned from a split."""
     releases.learn(artifacts, recipe, 12)
-    artifacts.data_profile.parent.mkdir(exist_ok=True)
-    artifacts.data_profile.write_bytes(profile_of(artifacts, recipe, learned))
+    columns = ComparedColumns.of_objective(objectives.build_objective(recipe.objective))
+    rows = KnownHashes.of(SplitRows(artifacts.rows / learned), columns)
+    TrainingRecord({"own": rows}, SaidOfRows()).write(columns, artifacts.model)
     releases.evaluate(artifacts, recipe)
     return releases.publish(artifacts, recipe)
 
@@ -115,9 +117,16 @@ def let_start_have_learned(artifacts, recipe, rows):
     columns = ComparedColumns.of(test, objectives.build_objective(recipe.objective), ())
     hashes = [*hash_rows(test, columns)[1][rows], *hash_rows(validation, columns)[1][:2]]
     known = KnownHashes(shorten_hashes(np.array(hashes, np.uint64)))
-    write_hashes(known, columns, artifacts.start_record / KNOWN_ROWS)
+    write_hashes({"own": known}, columns, artifacts.start_record / KNOWN_ROWS)
     trained = read_report(artifacts, TrainingReport).model_copy(update={"started_from": start})
     save_report(trained, artifacts.report("train"))
+    record_training(artifacts, recipe)
+
+
+def record_training(artifacts, recipe):
+    """What the training writes beside its model if it started from the release."""
+    model = recipe.model.model_copy(update={"start": "champion"})
+    record_learned_rows(artifacts.model, artifacts, model, objectives.build_objective(recipe.objective))
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +200,7 @@ def test_a_start_that_does_not_name_its_rows_is_said(released):
     releases.learn(artifacts, recipe, 40)
     let_start_have_learned(artifacts, recipe, slice(0, 15))
     (artifacts.start_record / KNOWN_ROWS).unlink()
+    record_training(artifacts, recipe)
     report = releases.evaluate(artifacts, recipe)
     assert (report.rows, report.learned) == (40, 0)
     reason = json.loads(artifacts.blessing.read_text())["reasons"][-1]

@@ -14,13 +14,14 @@ from huggingface_hub import HfApi
 
 from params.foundation.artifacts import Artifacts
 from tasks.digests import PROVENANCE, weight_file_hashes
-from tasks.evaluation.ancestors import find_base, list_released_ancestors
 from tasks.evaluation.champion import fetch_champion
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event
 from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository, PublishedModel
 from tasks.hub_server.server import LocalHub
+from tasks.lineage import ancestors
+from tasks.lineage.ancestors import find_base, list_released_ancestors
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import quick_client
@@ -196,10 +197,10 @@ def test_a_rollback_is_found_by_every_way(
     for release in ("good", "bad"):
         root = tmp_path / release
 
-        def cached_file(_: str, file: str, *, folder: Path = root / "cache", **__: object) -> str | None:
-            return str(folder / file) if (folder / file).exists() else None
+        def fetch(_: str, file: str, __: object, *, folder: Path = root / "cache") -> Path | None:
+            return folder / file if (folder / file).exists() else None
 
-        monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
+        monkeypatch.setattr(ancestors, "fetch_if_there", fetch)
         root.mkdir()
         monkeypatch.chdir(root)
         project = Project(pairs, Path(), repo_id, release)

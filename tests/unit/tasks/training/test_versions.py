@@ -10,7 +10,8 @@ import pytest
 
 from params import Recipe
 from params.schema import Model
-from tasks.training.versions import find_base_commit, git_commit_with_dirty_mark
+from tasks.lineage.ancestors import find_base_commit
+from tasks.training.versions import git_commit_with_dirty_mark
 from tests.support import tiny
 
 

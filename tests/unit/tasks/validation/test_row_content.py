@@ -12,14 +12,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from params.foundation.artifacts import PROFILE
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from params.schema import ObjectiveChoice
 from params.sections.rows import Drift
-from tasks.drift.known import KnownHashes, find_known_rows, shorten_hashes
+from tasks.drift.known import (
+    KnownHashes,
+    find_known_rows,
+    find_known_rows_of_shards,
+    read_hashes,
+    shorten_hashes,
+    write_hashes,
+)
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
-from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
+from tasks.lineage.learned_rows import HeldOutRows, rows_of_release
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
 from tasks.validation.near_duplicates import RowTexts, hash_shingles
@@ -171,6 +178,28 @@ CASES = {
 }  # fmt: skip
 
 
+TARGETS = {
+    "sequence_classification": {"label"},
+    "sequence_classification of numbers": {"label"},
+    "multi_label_classification": {"labels"},
+    "multi_label_classification of records": {"labels"},
+    "multi_label_classification of columns": {"red", "blue"},
+    "token_classification": {"spans"},
+    "question_answering": {"answers"},
+    "multiple_choice": {"label"},
+    "regression": {"label"},
+    "regression of texts": {"label"},
+    "ranking": {"relevance"},
+    "embedding of lists": {"negatives"},
+    "embedding of classes": {"label"},
+    "dpo": {"chosen", "rejected"},
+    "reward with margins": {"margin"},
+    "kto": {"liked"},
+    "grpo": {"answer"},
+}
+"""The columns whose changes leave a row's input as it is; of an answer, a change of which one is the better."""
+
+
 def test_every_objective_is_there() -> None:
     assert {name.split()[0] for name in CASES} == {*objectives.objective_names()}
 
@@ -207,8 +236,12 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     _, hashes = hash_rows(train, compared)
     _, held_out = hash_rows(test, compared)
     assert np.flatnonzero(hashes == held_out[0]).tolist() == [*range(1 + len(case.equal))]
-    _, is_known = find_known_rows(train, compared, KnownHashes(shorten_hashes(held_out)))
-    assert np.flatnonzero(is_known).tolist() == [*range(1 + len(case.equal))], "ages, starts"
+    of_input = [i for i, change in enumerate(case.other, 1 + len(case.equal)) if {*change} <= TARGETS.get(name, set())]
+    _, is_known = find_known_rows(train, compared, KnownHashes.of(test, compared))
+    assert np.flatnonzero(is_known).tolist() == sorted([*range(1 + len(case.equal)), *of_input]), "learned by input"
+    with workers(tmp_path) as own:
+        _, is_known = find_known_rows_of_shards(train, compared, KnownHashes.of(test, compared), own)
+    assert np.flatnonzero(is_known).tolist() == [*range(1 + len(case.equal))], "replay"
     assert len(scanned(train, compared).smallest.hashes) == 1 + len({*hashes[others].tolist()}), "drift"
 
     texts = RowTexts(objective, [one for one in compared.texts if one != compared.listed])
@@ -301,3 +334,39 @@ def test_the_profile_of_an_earlier_version_knows_its_rows(tmp_path: Path, monkey
     assert report is not None
     assert (report.status, report.looked_at) == ("nothing_new", len(made))
     assert DataProfile.load(artifacts.data_profile.read_bytes()).form == READ_FORM
+
+
+def test_a_base_with_other_names_of_labels_is_known_by_its_inputs(tmp_path: Path) -> None:
+    """It calls the column and the labels otherwise; one that has read the texts alone has not learned what is asked for."""
+    texts = ["The lease ends in May.", "The rent is due."]
+    rows = [{"text": text, "label": label, "intent": label.upper()} for text, label in zip(texts, "ab", strict=True)]
+    train = SplitRows(write_raw(tmp_path, train=columns(rows)).raw / "train")
+    own, other, of_texts = (
+        ComparedColumns.of(train, objectives.build_objective(ObjectiveChoice(**choice)), ())
+        for choice in (
+            {"name": "sequence_classification"},
+            {"name": "sequence_classification", "label_column": "intent"},
+            {"name": "causal_lm"},
+        )
+    )
+    write_hashes({"own": KnownHashes.of(train, other)}, other, tmp_path / KNOWN_ROWS)
+    assert find_known_rows(train, own, read_hashes(tmp_path, own, needs_all=True, by_input=True))[1].all()
+    with pytest.raises(ValueError, match="learned from other columns: intent, text"):
+        read_hashes(tmp_path, own, needs_all=True)  # to tell new rows from known ones
+    write_hashes({"own": KnownHashes.of(train, of_texts)}, of_texts, tmp_path / KNOWN_ROWS)
+    with pytest.raises(ValueError, match="learned from other columns: text"):
+        read_hashes(tmp_path, own, needs_all=True, by_input=True)
+
+
+def test_a_release_of_an_earlier_version_says_that_it_knows_rows_by_their_labels(tmp_path: Path) -> None:
+    case = CASES["sequence_classification"]
+    artifacts, _ = write(tmp_path, case)
+    test = SplitRows(artifacts.raw / "test")
+    compared = ComparedColumns.of(test, objectives.build_objective(choice_of("sequence_classification")), ())
+    written = KnownHashes(shorten_hashes(hash_rows(test, compared.in_form(WRITTEN_FORM))[1]), is_written=True)
+    write_hashes({"own": written}, compared, tmp_path / KNOWN_ROWS)
+    metadata = {b"evergreen.content": json.dumps(compared.content).encode()}
+    pq.write_table(pq.read_table(tmp_path / KNOWN_ROWS).replace_schema_metadata(metadata), tmp_path / KNOWN_ROWS)
+    found = rows_of_release(tmp_path, "v1", compared)
+    assert "v1: it names its rows with their labels" in found.unknown[0]
+    assert HeldOutRows(test, compared).learned_by([found]).tolist() == [row["row_id"] for row in test.rows()]

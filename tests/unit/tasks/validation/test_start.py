@@ -18,9 +18,9 @@ from params.schema import ObjectiveChoice, Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.hub_client.connection import open_repository
 from tasks.hub_server.server import LocalHub
+from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
 from tasks.publishing.provenance import collect_provenance
 from tasks.releases.rollback import commit_rollback
 from tasks.shards.kept_work import ShardWorkers
@@ -103,7 +103,8 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     pin(artifacts, recipe)
     release = artifacts.root / "release"
     release.mkdir()
-    shutil.copy(artifacts.known_rows, release)
+    started = recipe.model.model_copy(update={"start": "champion"})
+    record_learned_rows(release, artifacts, started, objectives.build_objective(recipe.objective))
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
     held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
     assert len(held_out.learned_by([rows_of_release(release, "the release", held_out.columns)])) == 90
@@ -148,13 +149,13 @@ def test_rows_that_the_release_does_not_name_are_not_guessed(tmp_path: Path) -> 
     hashes, release = np.array([5, 1 << 40, 1 << 63], np.uint64), tmp_path
     with pytest.raises(ValueError, match="does not say which rows"):
         read_hashes(release, CONTENT, needs_all=True)
-    write_hashes(KnownHashes(shorten_hashes(hashes)), CONTENT, release / KNOWN_ROWS)
+    write_hashes({"own": KnownHashes(shorten_hashes(hashes))}, CONTENT, release / KNOWN_ROWS)
     asked = shorten_hashes(np.array([1 << 40, 1 << 41, 1 << 63], np.uint64))
     assert np.isin(asked, read_hashes(release, CONTENT, needs_all=True).hashes).tolist() == [True, False, True]
     with pytest.raises(ValueError, match="learned from other columns: label, text"):
         read_hashes(release, ComparedColumns(("topic",), ("text",), (), {}), needs_all=False)
     for is_written in (False, True):
-        write_hashes(KnownHashes(asked, is_written), CONTENT, release / KNOWN_ROWS)
+        write_hashes({"own": KnownHashes(asked, is_written)}, CONTENT, release / KNOWN_ROWS)
         assert read_hashes(release, CONTENT, needs_all=True).is_written == is_written
     content = {b"evergreen.content": json.dumps(CONTENT.content).encode()}
     pq.write_table(pq.read_table(release / KNOWN_ROWS).replace_schema_metadata(content), release / KNOWN_ROWS)
@@ -168,7 +169,7 @@ def test_list_of_many_rows_is_small(tmp_path: Path) -> None:
     hashes, others = (
         shorten_hashes(np.random.default_rng(seed).integers(0, 2**64 - 1, 200_000, np.uint64)) for seed in range(2)
     )
-    write_hashes(KnownHashes(hashes), CONTENT, tmp_path / KNOWN_ROWS)
+    write_hashes({"own": KnownHashes(hashes)}, CONTENT, tmp_path / KNOWN_ROWS)
     assert (tmp_path / KNOWN_ROWS).stat().st_size < 3.3 * len(hashes)
     found = read_hashes(tmp_path, CONTENT, needs_all=True).hashes
     assert np.isin(hashes, found).all()

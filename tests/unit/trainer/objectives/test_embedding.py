@@ -7,12 +7,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 
-from params import ModelError, load
+from params import ModelError, TransientError, load
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
+from tests.support.faulty_hub import quick_client
 from trainer import objectives
 from trainer.objectives.bases import contrastive_loss as losses
 from trainer.objectives.bases import sentence_transformers_files as files
@@ -310,6 +312,14 @@ def test_parts_of_a_base_model_are_kept(tmp_path):
     assert files.read_parts(str(tmp_path), None) is None
     base = write(tmp_path, [TRANSFORMER, POOLING, {"type": "sentence_transformers.models.Normalize"}])
     assert files.read_parts(base, None) == {"pooling": "cls", "normalize": True}
+
+
+def test_a_hub_that_does_not_answer_has_not_said_that_a_base_has_no_pooling(tmp_path, monkeypatch):
+    """The weights may be in the client's cache all the same."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with quick_client(), pytest.raises(TransientError, match=r"modules\.json cannot be downloaded"):
+        files.read_parts("tests/base", None)
 
 
 def test_release_that_was_not_trained_here_is_scored_as_it_says(tmp_path):

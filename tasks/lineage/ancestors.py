@@ -2,7 +2,7 @@
 
     a release        its record says what it goes back to itself (`ReleaseRecord.ancestors`)
     runs/<x>/model   the recipe x has its own start and base
-    another model    is not one of this project, and nothing is said of it
+    another model    is one that Evergreen has made if its training has left its record in the folder; else nothing is said of it
 
 Two things follow from them: which rows the model has learned from (learned_rows.py), and whether people have rolled back from what is in
 its weights (rolled_back_ancestors.py).
@@ -21,6 +21,7 @@ from params import EvergreenError, load
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, ReleasedModel, ReleaseRecord, digests_in_each_form, weights_digest
+from tasks.hub_client.cached_files import fetch_if_there
 from trainer.start import RECORD, ReleaseReference, read_pinned_start
 
 
@@ -35,9 +36,9 @@ class Ancestor:
     through: str = ""
     """The name of this start or base; empty if it is that itself."""
     folder: Path | None = None
-    """The files in which a release says how it was made; None if they are not here."""
+    """The files in which it says how it was made; None if they are not here."""
     run: Artifacts | None = None
-    """The run whose model it is; None for a release."""
+    """The run of this project whose model it is; None for others."""
     endpoint: str = ""
     """Address of the Hub that it comes from, or `local`; empty for a folder."""
     unknown: str = ""
@@ -63,9 +64,32 @@ def list_ancestors(artifacts: Artifacts, model: Model | None = None) -> list[Anc
     return _list_unseen(artifacts, model, frozenset())
 
 
+def list_parents(artifacts: Artifacts, model: Model) -> list[Ancestor]:
+    """Return the models that a training with this section of the recipe starts from now: its start, then its base."""
+    start = read_pinned_start(artifacts, model.start)
+    own = [_start(artifacts, start)] if start else []
+    base = _find_base_model(artifacts, model, find_base_commit(model))
+    return [*own, *([base] if base else [])]
+
+
 def list_released_ancestors(artifacts: Artifacts) -> tuple[ReleasedModel, ...]:
     """Return the releases that the model of a run goes back to, each once; what a run has made counts, as it may be published yet."""
     return tuple(dict.fromkeys(release for one in list_ancestors(artifacts) for release in one.releases()))
+
+
+def find_base_commit(model: Model) -> str | None:
+    """Return the commit of a base model that was loaded from a Hub, by the client's cache; None for another base.
+
+    A branch names another commit tomorrow, so a rollback of the base would be hidden if this were asked later.
+    """
+    if model.pretrained is None or Path(model.pretrained).is_dir():
+        return None
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    only_here: Any = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    path = cached_file(model.pretrained, "config.json", revision=model.revision, **only_here)
+    commit: str | None = extract_commit_hash(path, None)
+    return commit
 
 
 def find_base(artifacts: Artifacts) -> str | None:
@@ -94,8 +118,13 @@ def _list_unseen(artifacts: Artifacts, model: Model | None, seen: frozenset[str]
     except (EvergreenError, OSError) as error:
         why = f"{artifacts.run}/model: its recipe, which names its base, cannot be read: {error}"
         return [*found, Ancestor(f"{artifacts.run}/model", unknown=why)]
-    bases = _list_base(artifacts, chosen, seen | {artifacts.recipe})
-    return [*found, *(replace(one, is_of_base=True) for one in bases)]
+    base = _find_base_model(artifacts, chosen, _read_training(artifacts).get("base_commit"))
+    if not base or not base.run:
+        return [*found, *([base] if base else [])]
+    if base.run.recipe in seen | {artifacts.recipe}:
+        return found
+    earlier = _list_unseen(base.run, None, seen | {artifacts.recipe})
+    return [*found, base, *(replace(one, through=base.name, is_of_base=True) for one in earlier)]
 
 
 def _start(artifacts: Artifacts, start: ReleaseReference) -> Ancestor:
@@ -107,27 +136,26 @@ def _start(artifacts: Artifacts, start: ReleaseReference) -> Ancestor:
     return replace(own, unknown=f"{start.name}: what it says of its rows is no longer in {artifacts.start_record}")
 
 
-def _list_base(artifacts: Artifacts, model: Model, seen: frozenset[str]) -> list[Ancestor]:
+def _find_base_model(artifacts: Artifacts, model: Model, commit: str | None) -> Ancestor | None:
+    """Return the base of a model, if it is one that Evergreen may have made; `commit` is that of a base from a Hub, if it is known."""
     if model.pretrained is None:
-        return []
+        return None
     folder = artifacts.root / model.pretrained
     if not folder.is_dir():
-        return _list_hub_model(model.pretrained, _read_training(artifacts).get("base_commit") or model.revision)
+        return _find_hub_model(model.pretrained, commit or model.revision)
     if (folder / PROVENANCE).exists():
-        return [_release_in_folder(folder, model.pretrained)]
+        return _release_in_folder(folder, model.pretrained)
     runs, place = (artifacts.root / "runs").resolve(), folder.resolve()
     if place.is_relative_to(runs) and place != runs:
-        return _list_run(Artifacts(place.relative_to(runs).parts[0], artifacts.root), seen)
-    return []
-
-
-def _list_run(run: Artifacts, seen: frozenset[str]) -> list[Ancestor]:
-    if run.recipe in seen:
-        return []
-    name = f"{run.run}/model"
-    published = tuple(ReleasedModel(weights=one) for one in digests_in_each_form(run.model))
-    earlier = _list_unseen(run, None, seen)
-    return [Ancestor(name, run=run, published=published), *(replace(one, through=name) for one in earlier)]
+        run = Artifacts(place.relative_to(runs).parts[0], artifacts.root)
+        own = Ancestor(f"{run.run}/model", is_of_base=True, folder=run.model, run=run)
+    else:
+        own = Ancestor(model.pretrained, is_of_base=True, folder=folder)
+        is_of_other_project = (place.parent / "history" / "training.json").exists()
+        if not is_of_other_project and not (folder / KNOWN_ROWS).exists():
+            return None
+    assert own.folder
+    return replace(own, published=tuple(ReleasedModel(weights=one) for one in digests_in_each_form(own.folder)))
 
 
 def _release_in_folder(folder: Path, name: str, endpoint: str = "", repo_id: str = "") -> Ancestor:
@@ -136,20 +164,18 @@ def _release_in_folder(folder: Path, name: str, endpoint: str = "", repo_id: str
         record = ReleaseRecord.of(folder)
         if record and (weights := weights_digest(record.weights)):
             published = (ReleasedModel(repo_id=repo_id or record.repo_id, weights=weights),)
-    return Ancestor(name, folder=folder, endpoint=endpoint, published=published)
+    return Ancestor(name, is_of_base=True, folder=folder, endpoint=endpoint, published=published)
 
 
-def _list_hub_model(name: str, revision: str | None) -> list[Ancestor]:
-    from transformers.utils.hub import cached_file
-
-    found: dict[str, str | None] = {}
+def _find_hub_model(name: str, revision: str | None) -> Ancestor | None:
+    found: dict[str, Path | None] = {}
     for file in (PROVENANCE, KNOWN_ROWS, PROFILE):
         try:
-            found[file] = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+            found[file] = fetch_if_there(name, file, revision)
         except (OSError, ValueError) as error:
             why = f"{name}: its Hub did not say whether it is a release of Evergreen: {type(error).__name__}"
-            return [Ancestor(name, unknown=why)]
-        if file == PROVENANCE and not found[file]:
-            return []
+            return Ancestor(name, is_of_base=True, unknown=f"{why}; train again when it answers")
+        if not found[PROVENANCE]:
+            return None
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    return [_release_in_folder(Path(str(found[PROVENANCE])).parent, name, endpoint, name)]
+    return _release_in_folder(Path(str(found[PROVENANCE])).parent, name, endpoint, name)

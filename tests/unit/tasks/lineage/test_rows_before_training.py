@@ -11,20 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
-from params.schema import Model, ObjectiveChoice
-from tasks.digests import PROVENANCE, validated_rows_digest, weight_file_hashes, weights_digest
+from params.schema import Launch, Model, ObjectiveChoice
+from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.learned_rows import (
+from tasks.lineage import ancestors
+from tasks.lineage.learned_rows import (
     HeldOutRows,
     list_unknown,
+    record_learned_rows,
     rows_before_training,
     rows_of_release,
-    write_rows_for_release,
 )
-from tasks.evaluation.report import Blessing
+from tasks.lineage.training_record import record_train_rows
+from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
-from tasks.stages import save_report
 from tests.support import tiny
 from trainer import objectives
 from trainer.start import RECORD, ReleaseReference
@@ -55,7 +56,19 @@ class Project:
             changes["tokenization"] = {"tokenizer": {"kind": "train", "vocab_size": 300}, "max_length": 32}
         artifacts.recipe_path.parent.mkdir(exist_ok=True)
         tiny.write(artifacts.recipe_path, tiny.recipe(changes))
+        self.train(artifacts, **model)
         return artifacts
+
+    def train(self, artifacts: Artifacts, **model: object) -> None:
+        """Record what the training of a recipe has learned from, if it ended now."""
+        artifacts.tokens.mkdir(parents=True, exist_ok=True)
+        rows = dict.fromkeys(("train", "validation"), SplitRows(artifacts.rows / "train"))
+        with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1)) as workers:
+            record_train_rows(artifacts.tokens, rows, OBJECTIVE, workers)
+        section = Model.model_validate(model or {"config": {"model_type": "llama"}})
+        if (artifacts.start / RECORD).exists():
+            section = section.model_copy(update={"start": "champion"})
+        record_learned_rows(artifacts.model, artifacts, section, OBJECTIVE)
 
     def release(self, folder: Path, texts: Sequence[str] | None, **record: object) -> Path:
         """The files of a release that has learned from some texts; None: it does not name them."""
@@ -64,7 +77,9 @@ class Project:
         if texts is not None:
             tiny.write_splits(folder / "rows", {"train": {"text": list(texts)}})
             columns = self.columns(folder / "rows/train")
-            write_hashes(KnownHashes.of(SplitRows(folder / "rows/train"), columns), columns, folder / KNOWN_ROWS)
+            write_hashes(
+                {"own": KnownHashes.of(SplitRows(folder / "rows/train"), columns)}, columns, folder / KNOWN_ROWS
+            )
             shutil.rmtree(folder / "rows")
         return folder
 
@@ -74,10 +89,12 @@ class Project:
         (artifacts.start / RECORD).write_text(START.model_dump_json())
         artifacts.history.mkdir(exist_ok=True)
         artifacts.report("train").write_text(json.dumps({"started_from": START.model_dump(), "best_step": 1}))
+        self.train(artifacts)
 
     def before(self, **model: object) -> tuple[list[str], tuple[str, ...]]:
-        """The texts that the own recipe's model has learned from before its training, and what is not known of it."""
+        """The texts that the own recipe's model had learned from before its training, if it ended now, and what is not known of it."""
         section = Model.model_validate(model or {"config": {"model_type": "llama"}})
+        self.train(self.own, **model)
         found = self.held_out.without_times_of_other_data(
             rows_before_training(self.own, section, self.held_out.columns)
         )
@@ -135,10 +152,36 @@ def from_start_and_base(project: Project) -> dict[str, object]:
     return {"pretrained": "runs/other/model"}
 
 
-def from_bases_in_a_circle(project: Project) -> dict[str, object]:
-    project.run("first", HELD_OUT[:1], pretrained="runs/second/model")
-    project.run("second", HELD_OUT[1:2], pretrained="runs/first/model")
-    return {"pretrained": "runs/second/model"}
+def from_run_with_other_rows_since(project: Project) -> dict[str, object]:
+    base = from_run(project)
+    tiny.write_splits(Artifacts("other", project.root).rows, {"train": {"text": HELD_OUT[2:]}})
+    return base
+
+
+def from_base_of_base_that_was_trained_again(project: Project) -> dict[str, object]:
+    base, first = from_base_of_base(project), Artifacts("first", project.root)
+    tiny.write_splits(first.rows, {"train": {"text": HELD_OUT[2:]}})
+    project.train(first)
+    return base
+
+
+def from_copy_of_run(project: Project) -> dict[str, object]:
+    shutil.copytree(project.root / str(from_base_of_base(project)["pretrained"]), project.root / "copy")
+    shutil.rmtree(project.root / "runs/second")
+    return {"pretrained": "copy"}
+
+
+def from_run_of_another_project(project: Project) -> dict[str, object]:
+    other = Project(project.root / "others")
+    from_base_of_base(other)
+    return {"pretrained": "others/runs/second/model"}
+
+
+def from_run_without_rows_and_recipe(project: Project) -> dict[str, object]:
+    base, other = from_run(project), Artifacts("other", project.root)
+    shutil.rmtree(other.rows)
+    other.recipe_path.unlink()
+    return base
 
 
 WAYS = [
@@ -150,7 +193,11 @@ WAYS = [
     from_start_of_base,
     from_release_folder,
     from_start_and_base,
-    from_bases_in_a_circle,
+    from_run_with_other_rows_since,
+    from_base_of_base_that_was_trained_again,
+    from_copy_of_run,
+    from_run_of_another_project,
+    from_run_without_rows_and_recipe,
 ]
 
 
@@ -169,9 +216,27 @@ def test_a_model_of_nobody_else_has_learned_from_nothing(project: Project) -> No
     assert project.before(pretrained="foreign") == ([], ())
 
 
-def forgotten_rows_of_run(project: Project) -> dict[str, object]:
-    shutil.rmtree(project.run("other", HELD_OUT[:2]).rows)
+def run_of_an_earlier_version(project: Project) -> dict[str, object]:
+    project.run("other", HELD_OUT[:2]).known_rows.unlink()
     return {"pretrained": "runs/other/model"}
+
+
+def run_of_an_earlier_version_elsewhere(project: Project) -> dict[str, object]:
+    other = Project(project.root / "others").run("other", HELD_OUT[:2])
+    other.known_rows.unlink()
+    other.history.mkdir()
+    other.report("train").write_text("{}")
+    return {"pretrained": "others/runs/other/model"}
+
+
+def damaged_record(project: Project) -> dict[str, object]:
+    project.run("other", HELD_OUT[:2]).known_rows.write_bytes(b"PAR1 and so on")
+    return {"pretrained": "runs/other/model"}
+
+
+def base_whose_own_base_is_unknown(project: Project) -> dict[str, object]:
+    project.run("second", HELD_OUT[5:], **run_of_an_earlier_version(project))
+    return {"pretrained": "runs/second/model"}
 
 
 def start_without_list(project: Project) -> dict[str, object]:
@@ -184,51 +249,21 @@ def start_whose_own_start_has_no_list(project: Project) -> dict[str, object]:
     return {}
 
 
-def start_that_is_no_longer_pinned(project: Project) -> dict[str, object]:
-    project.start_from(project.own, HELD_OUT[:2])
-    (project.own.start / RECORD).write_text("null")
-    return {}
-
-
 def damaged_release_folder(project: Project) -> dict[str, object]:
     (project.release(project.root / "base", None) / PROVENANCE).write_text("{}")
     return {"pretrained": "base"}
 
 
-def run_with_other_rows_since(project: Project) -> dict[str, object]:
-    other = project.run("other", HELD_OUT[:1])
-    (other.model / "model.safetensors").write_bytes(b"weights")
-    tiny.write_splits(other.rows, {"validation": {"text": ["a"]}})
-    save_blessing(other)
-    tiny.write_splits(other.rows, {"train": {"text": HELD_OUT[1:2]}})
-    return {"pretrained": "runs/other/model"}
-
-
-def save_blessing(run: Artifacts) -> None:
-    """Let the model of a run be judged with the rows that it has now."""
-    parts = {"model": weights_digest(weight_file_hashes(run.model)), "data": validated_rows_digest(run)}
-    told = {"verdict": "keep", "reasons": ["tie"], "metric": "loss", "first_release": False, "recipe": "r"}
-    save_report(Blessing.model_validate(parts | told | {"champion": None}), run.blessing)
-
-
-def run_without_recipe(project: Project) -> dict[str, object]:
-    project.run("other", []).recipe_path.unlink()
-    return {"pretrained": "runs/other/model"}
-
-
 @pytest.mark.parametrize(
     ("way", "told"),
     [
-        (forgotten_rows_of_run, "the rows of its training are not here; fetch them: `dvc pull validate@other`"),
+        (run_of_an_earlier_version, "runs/other/model: its training did not record which rows it has learned from"),
+        (run_of_an_earlier_version_elsewhere, "others/runs/other/model: its training did not record which rows"),
+        (base_whose_own_base_is_unknown, "runs/other/model: its training did not record which rows"),
+        (damaged_record, "runs/other/model: its evergreen-known-rows.dat cannot be used"),
         (start_without_list, "tests/tiny@release-1: it does not say which rows it has learned from"),
         (start_whose_own_start_has_no_list, "tests/tiny@release-0: says nothing"),
-        (start_that_is_no_longer_pinned, "tests/tiny@release-1: what it says of its rows is no longer in"),
         (damaged_release_folder, f"base: its {PROVENANCE} cannot be used"),
-        (
-            run_with_other_rows_since,
-            "runs/other/model: its rows have changed since it was judged; run other, and train",
-        ),
-        (run_without_recipe, "its recipe, which names its base, cannot be read"),
     ],
 )
 def test_what_is_not_known_is_said(project: Project, way: Callable[[Project], dict[str, object]], told: str) -> None:
@@ -236,13 +271,13 @@ def test_what_is_not_known_is_said(project: Project, way: Callable[[Project], di
     assert told in reason
 
 
-def test_a_run_whose_rows_or_model_alone_are_new_says_nothing(project: Project) -> None:
-    other = project.root / "runs/other"
-    base = run_with_other_rows_since(project)
-    (other / "model/model.safetensors").write_bytes(b"other weights")  # learned from the rows of now
-    assert project.before(**base) == (HELD_OUT[1:2], ())
-    save_blessing(Artifacts("other", project.root))
-    assert project.before(**base) == (HELD_OUT[1:2], ())
+def test_a_model_of_an_earlier_version_says_that_its_base_is_unknown(project: Project) -> None:
+    section = Model.model_validate(from_run(project))
+    project.own.known_rows.unlink()
+    (found,) = rows_before_training(project.own, section, project.held_out.columns)
+    assert "its training did not record what it goes back to" in found.unknown[0]
+    section = Model.model_validate({"config": {"model_type": "llama"}})
+    assert rows_before_training(project.own, section, project.held_out.columns) == [], "it goes back to nothing"
 
 
 def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
@@ -250,15 +285,25 @@ def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
 ) -> None:
     snapshot = project.release(project.root / "cache", HELD_OUT[:2])
 
-    def cached_file(name: str, file: str, **_: object) -> str | None:
-        path = snapshot / file
-        return str(path) if name == "tests/base" and path.exists() else None
+    def fetch(name: str, file: str, _: object) -> Path | None:
+        return snapshot / file if name == "tests/base" and (snapshot / file).exists() else None
 
-    monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
+    monkeypatch.setattr(ancestors, "fetch_if_there", fetch)
     assert project.before(pretrained="tests/base") == (HELD_OUT[:2], ())
     assert project.before(pretrained="google/bert") == ([], ())
-    monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(ancestors, "fetch_if_there", lambda *_: (_ for _ in ()).throw(OSError))
     assert "did not say whether it is a release" in project.before(pretrained="tests/base")[1][0]
+    monkeypatch.setattr(ancestors, "fetch_if_there", fetch)
+    section = Model.model_validate({"pretrained": "tests/base"})
+    (found,) = rows_before_training(project.own, section, project.held_out.columns)
+    assert "did not say" in found.unknown[0], "a later answer is not lost in what its release says"
+
+
+def say_times(folder: Path, split: str) -> None:
+    """Let the rows of a split have times in the column `at`."""
+    times = json.dumps({"column": "at", "newest": 0, "split": split})
+    schema = folder / SCHEMA
+    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
 
 
 @pytest.mark.parametrize("kind", ["run", "release", "start"])
@@ -273,15 +318,14 @@ def test_the_time_of_a_base_says_something_of_the_rows_that_it_shares(
     days_of_rows = [f"2026-01-0{number + 1}" for number in range(len(HELD_OUT))]
     splits = {"train": {"text": ["something else"], "at": ["2025-12-01"]}}
     tiny.write_splits(project.own.rows, splits | {"test": {"text": HELD_OUT, "at": days_of_rows}})
-    schema = project.own.rows / "test" / SCHEMA
-    times = json.dumps({"column": "at", "newest": 0, "split": "time"})
-    pq.write_metadata(pq.read_schema(schema).with_metadata({TIMES: times}), schema)
+    say_times(project.own.rows / "test", split="time")
     project.held_out = HeldOutRows(SplitRows(project.own.rows / "test"), project.held_out.columns)
     until, base = {"learned_until": "2026-01-05T00:00:00+00:00"}, "runs/other/model"
     if kind == "run":
-        report = project.run("other", train).report("ingest")
-        report.parent.mkdir()
-        report.write_text(json.dumps(until))
+        other = project.run("other", ["a"])
+        tiny.write_splits(other.rows, {"train": {"text": train, "at": ["2026-01-05"]}})
+        say_times(other.rows / "train", split="hash")
+        project.train(other)
     elif kind == "release":
         base = project.release(project.root / "base", train, data=until).name
     else:
@@ -291,32 +335,22 @@ def test_the_time_of_a_base_says_something_of_the_rows_that_it_shares(
     assert (learned, unknown) == (HELD_OUT[:days] + train * (train[0] in HELD_OUT), ())
 
 
-def test_a_chain_of_releases_names_all_rows(project: Project, tmp_path: Path) -> None:
+def test_a_chain_of_releases_names_all_rows(project: Project) -> None:
     """Each release starts from the one before it; the last one goes on from a base of another recipe, too."""
-    columns, folder = project.held_out.columns, tmp_path / "releases"
-    folder.mkdir()
+    columns, earlier = project.held_out.columns, None
     for number in range(3):
         own = project.run(f"night-{number}", [HELD_OUT[number]])
-        if number:
-            release = own.start_record
-            release.mkdir(parents=True)
-            shutil.copy(folder / KNOWN_ROWS, release)
-            (release / PROVENANCE).write_text(json.dumps({"objective": {"name": "causal_lm"}}))
+        if earlier:
+            project.release(own.start_record, None)
+            shutil.copy(earlier.known_rows, own.start_record)
             (own.start / RECORD).write_text(START.model_dump_json())
-            own.history.mkdir()
-            own.report("train").write_text(json.dumps({"started_from": START.model_dump(), "best_step": 1}))
-        write_hashes(KnownHashes.of(SplitRows(own.rows / "train"), columns), columns, own.known_rows)
-        section = Model.model_validate({"config": {"model_type": "llama"}})
-        if number == 2:
-            project.run("other", [HELD_OUT[5]])
-            section = Model.model_validate({"pretrained": "runs/other/model"})
-        write_rows_for_release(own, section, columns, folder / KNOWN_ROWS)
-    learned = project.held_out.learned_by([rows_of_release(folder, "the last", columns)])
+            base = {"pretrained": "runs/other/model"} if number == 2 else {}
+            if base:
+                project.run("other", [HELD_OUT[5]])
+            project.train(own, **base)
+        earlier = own
+    assert earlier
+    release = project.release(project.root / "release", None)
+    shutil.copy(earlier.known_rows, release)
+    learned = project.held_out.learned_by([rows_of_release(release, "the last", columns)])
     assert [HELD_OUT[row_id - 1] for row_id in learned] == [*HELD_OUT[:3], HELD_OUT[5]]
-
-
-def test_a_release_that_goes_back_to_nothing_has_no_list_of_its_own(project: Project, tmp_path: Path) -> None:
-    section = Model.model_validate({"config": {"model_type": "llama"}})
-    write_rows_for_release(project.own, section, project.held_out.columns, tmp_path / KNOWN_ROWS)
-    assert not (tmp_path / KNOWN_ROWS).exists()
-    assert rows_before_training(project.own, section, project.held_out.columns) == []
