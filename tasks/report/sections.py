@@ -176,6 +176,8 @@ def _rows_that_do_not_count(results: RunResults) -> list[str]:
         told.insert(
             0, f"{rows} of the split do not count: the candidate has learned from them through what it started from."
         )
+    if results.details and results.details.copies:
+        told.append(results.details.copies_sentence(results.evaluated.split))
     return told
 
 

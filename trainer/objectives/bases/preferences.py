@@ -138,6 +138,11 @@ class PairObjective(AnswersObjective[PairOptionsT]):
         read = read_conversations if self.options.chat else read_texts
         return read(self.prompt_of(row), chosen, rejected)
 
+    @property
+    def beside_content(self) -> Sequence[str]:
+        """The worse answer: who has learned that the better one is good prefers it to others, too."""
+        return [self.options.rejected_column]
+
     @abstractmethod
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
         """Return the loss (B,) of each pair, rewards (2, B) of its answers, and what else follows from one pass over them."""
