@@ -7,6 +7,7 @@ them alike, so with each as an observation of its own, intervals would be too na
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,22 +36,23 @@ def group_with_copies(rows: SplitRows, objective: Objective[Any]) -> tuple[RowGr
     if not copies:
         return groups, 0
     logger.info("evaluate: %d of %d rows are copies of others: equal rows count as one group", copies, len(row_ids))
-    numbers = resampling_units(groups.numbers if groups else None, equal)
+    numbers = resampling_units(groups.numbers if groups else None, equal.astype(float))
     assert numbers is not None
     return RowGroups(row_ids, numbers), copies
 
 
-def _number_equal_rows(rows: SplitRows, objective: Objective[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _number_equal_rows(rows: SplitRows, objective: Objective[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the `row_id`s of all rows, (N,), and a number for each, (N,), the same for rows that are equal but for their labels."""
-    known = dict[int, int]()
     labels = label_columns(objective.columns())
     compared = [name for name in objective.columns() if name not in labels]
-    ids, numbers = list[int](), list[int]()
+    found = np.fromiter(_hash_rows(rows, objective, compared), np.dtype([("row_id", np.int64), ("hash", np.uint64)]))
+    return found["row_id"], np.unique(found["hash"], return_inverse=True)[1]
+
+
+def _hash_rows(rows: SplitRows, objective: Objective[Any], columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the `row_id` of each row, and a hash of its content in some columns."""
     for number, row in enumerate(rows.rows([ROW_ID, *objective.columns()])):
         if number % _ROWS_BETWEEN_SIGNS_OF_LIFE == 0:
             reset_idle_timer()
         content = objectives.content_of_row(objective, row)
-        key = hash_row_values([content.get(name) for name in compared])
-        numbers.append(known.setdefault(key, len(known)))
-        ids.append(row[ROW_ID])
-    return np.array(ids, np.int64), np.array(numbers, np.float64)
+        yield row[ROW_ID], hash_row_values([content.get(name) for name in columns])

@@ -84,6 +84,10 @@ class MaskedLM(TokenLikelihood[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string"}
 
+    def content(self, row: Row) -> Mapping[str, Any]:
+        """The text as it stands: all of its characters are learned, those at its ends, too."""
+        return {self.options.text_column: row[self.options.text_column]}
+
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 

@@ -2,7 +2,8 @@
 
 A model that has learned from one of them would know the answer to another one. So the content has neither the form of what is learned, such as
 the order of choices, nor what only helps to learn it, such as negatives. White space at the ends of a text is no content: a copied row
-often gains or loses some. Case and white space inside of a text stay, because tokens differ by them.
+often gains or loses some. Running text is the exception, of which a language model learns every character. Case and white space inside of
+a text stay, because tokens differ by them.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from tasks.drift.known import KnownHashes, find_known_rows, shorten_hashes
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.evaluation.copies import group_with_copies
 from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
@@ -49,8 +50,8 @@ PARTS = [
 ]
 SPANS = [{"label": "to", "start": 0, "end": 4}, {"label": "day", "start": 8, "end": 14}]
 CASES = {
-    "causal_lm": Case({"text": "The lease ends in May."}, TEXT, OTHER_TEXT),
-    "masked_lm": Case({"text": "The lease ends in May."}, TEXT, OTHER_TEXT),
+    "causal_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
+    "masked_lm": Case({"text": "The lease ends in May."}, [], [*TEXT, *OTHER_TEXT]),
     "sequence_classification": Case(
         {"text": "The lease ends in May.", "label": "yes"},
         [*TEXT, {"label": " yes"}, {"text": "The lease ends in May. ", "label": "yes\n"}],
@@ -259,6 +260,10 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     texts = RowTexts(objective, [one for one in compared.texts if one != compared.listed])
     shingles = [hash_shingles([texts.parts(row)])[0] for row in train.rows(texts.read)]
     assert all(np.array_equal(shingles[0], own) for own in shingles[1 : 1 + len(case.equal)]), "near duplicates"
+
+    groups, copies = group_with_copies(train, objective)
+    assert copies >= len(case.equal)
+    assert groups is None or len({*groups.numbers[: 1 + len(case.equal)]}) == 1, "one observation of the gate"
 
 
 TEMPLATES = {
