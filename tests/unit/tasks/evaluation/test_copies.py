@@ -73,7 +73,7 @@ def passes(metric: str, gain: Gain, own: RowScores) -> bool:
 def test_equal_models_rarely_pass_on_copied_rows(tmp_path: Path) -> None:
     """50 rows that are there 20 times each: as rows by themselves, a third of all pairs of equal models would pass."""
     texts, copies, pairs = 50, 20, 200
-    rows = {"context": [], "choices": [], "label": []}  # type: dict[str, list[Any]]
+    rows: dict[str, list[Any]] = {"context": [], "choices": [], "label": []}
     for number in range(texts * copies):
         own = [f"right {number % texts}", f"wrong {number % texts}"]
         rows["context"].append(f"context {number % texts}")
