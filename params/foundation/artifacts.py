@@ -121,7 +121,9 @@ class Artifacts:
     train_rows = _Below("tokens", KNOWN_ROWS)  # tokenize: which rows a training with these tokens learns from
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer
-    known_rows = _Below("model", KNOWN_ROWS)  # train: which rows the model has learned from, itself and through what it started from
+    known_rows = _Below(
+        "model", KNOWN_ROWS
+    )  # train: which rows the model has learned from, itself and through what it started from
     adapter = _Below("model", ADAPTER)  # train: with `model.lora` on a pretrained model, the adapters by themselves
     checkpoint = _Below("run", "checkpoint")  # train: the last full state, from which training can resume
     history = _Below("run", "history")  # train: training.json and the logged curves

@@ -166,10 +166,7 @@ def _metric_problems(
     yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
     if own and method and (reason := method.why_no_own_metrics()):
         yield Problem(("evaluation", "metrics"), f"{objective.name} {reason}", method.instead_of_own_metrics)
-    for name in own.directions if own else ():
-        if name in known:
-            key = ("evaluation", "metrics", "directions", name)
-            yield Problem(key, f"{objective.name} already computes {name}", "give your metric another name")
+    yield from extensions.find_metrics_computed_twice(own, method or cls)
     known += own.directions if own else []
     if training.best_metric not in known:
         what = f"{objective.name} does not compute {training.best_metric!r}"

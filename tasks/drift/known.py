@@ -109,7 +109,7 @@ def write_hashes(
     """Write parts of hashes, and who has learned from the rows; equal rows give equal bytes. `said` is further metadata."""
     every = KnownHashes.join(parts.values())
     hashes = np.unique(every.hashes)
-    metadata = {
+    metadata: dict[bytes, bytes] = {
         _CONTENT: json.dumps(columns.content).encode(),
         _INPUTS: json.dumps(columns.inputs).encode(),
         _FORMS: json.dumps([READ_FORM, INPUT_FORM, *([WRITTEN_FORM] if every.is_written else [])]).encode(),

@@ -71,6 +71,7 @@ class EvaluationAnalysis:
             documents=len(self.plan.documents),
             vectors=self._vectors(),
             own_slices=list(self._own_slices()),
+            copies=self.plan.copies,
             learned_rows=len(self.plan.learned.get("champion", ())),
             learned_by_candidate=len(self.plan.learned["model"]),
         )

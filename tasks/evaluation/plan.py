@@ -20,6 +20,7 @@ from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
+from tasks.evaluation.copies import group_with_copies
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
@@ -34,6 +35,7 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
+from trainer.loop.extensions import refuse_metrics_computed_twice
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
@@ -89,6 +91,9 @@ class EvaluationPlan:
     features: Path
     """What an earlier run made of them for the review of labels."""
     groups: RowGroups | None
+    """Rows that are one observation: those of a group (`data.group_by`), and equal ones."""
+    copies: int
+    """How many rows of the split are equal to an earlier one of it."""
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
     load_untrained: Callable[[], PreTrainedModel]
@@ -138,14 +143,17 @@ def plan_evaluation_and_encode(
 
     Raises:
         ModelError: candidate and champion cannot be compared.
+        RecipeError: one of the recipe's own metrics is one of the objective's.
     """
     built, state = objectives.build_objective(objective), tokens.read_objective_state(artifacts.tokens)
+    refuse_metrics_computed_twice(evaluation.metrics, built)
     learned, gate = read_report(artifacts, TokenizationReport), evaluation.gate
     metric = gate.metric or built.main_metric
     extra = evaluation.metrics.directions if evaluation.metrics else {}
     rows = SplitRows(artifacts.rows / evaluation.split)
     own = ModelTokenization.of_candidate(artifacts, built)
     held_out = HeldOutRows(rows, ComparedColumns.of(rows, built, ()))
+    groups, copies = group_with_copies(rows, built)
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         encoding = _Encoding(rows, state, folder, workers)
         by_itself = artifacts.tokens / evaluation.split
@@ -187,7 +195,8 @@ def plan_evaluation_and_encode(
         validation=artifacts.tokens / "validation",
         asks_other_rows=evaluation.compare_untrained and published.champion is None,
         features=artifacts.features,
-        groups=RowGroups.read(rows),
+        groups=groups,
+        copies=copies,
         models=tuple(models),
         load_untrained=load_untrained,
         documents=_read_documents(artifacts, built),

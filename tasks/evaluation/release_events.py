@@ -15,8 +15,9 @@ from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report, append_to_log_once, list_runs_with_log, read_log_and_unrecorded
 
-SketchOf = Literal["texts", "inputs"]
-"""What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
+SketchOf = Literal["texts", "inputs", "words"]
+"""What a sketch of rows has the hashes of: the words of inputs; in lines of earlier versions inputs as they are written, or whole texts,
+with the targets of some objectives."""
 
 
 class ReleaseEvent(Report):
@@ -77,7 +78,7 @@ def log_verdict(
     """Log the gate's verdict, or that a model was not published because of it."""
     champion, used = blessing.champion, {}
     if row_sketch:
-        used = {"confidence": blessing.confidence, "row_sketch": row_sketch, "row_sketch_of": "inputs"}
+        used = {"confidence": blessing.confidence, "row_sketch": row_sketch, "row_sketch_of": "words"}
     entry = ReleaseEvent(
         event=event,
         reasons=blessing.reasons,

@@ -130,7 +130,7 @@ class MetricComparison(Report):
     learned_by_candidate: int = 0
     """Those of them that the candidate has learned from."""
     groups: int | None = None
-    """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
+    """How many groups the rows are of, by `data.group_by` or because they are equal; None if each row is on its own."""
     largest_group: int | None = None
     """How many of the rows are of one group, at most; None in a report of an earlier version, too."""
     heavy: list[HeavyRow] = Field(default=[])
@@ -283,6 +283,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
+    copies: int = 0
+    """Held-out rows that are equal to an earlier one: with it, they are one observation."""
     learned_rows: int = 0
     """Held-out rows that candidate or champion have learned from: they do not count in comparisons of the two."""
     learned_by_candidate: int = 0
@@ -299,6 +301,13 @@ class EvaluationDetails(Report):
     """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
     suites: list[SuiteResult] = Field(default=[])
     """What the candidate makes of `evaluation.suites`."""
+
+    def copies_sentence(self, split: str) -> str:
+        """Return what is to be said of the copies in a split."""
+        what = f"1 row of {split} is a copy of another"
+        if self.copies > 1:
+            what = f"{self.copies:,} rows of {split} are copies of others"
+        return f"{what}: equal rows count as one group."
 
     @property
     def all_slices(self) -> list[SliceResult]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from params.sections.evaluation import Gate
 from tasks.evaluation.release_events import ReleaseEvent, SketchOf
 from tasks.evaluation.report import HeldOutRowUse
+from tasks.hub_client.repository_name import RepositoryName, name_repository
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
@@ -36,8 +37,8 @@ def hash_rows_of_split(
 ) -> dict[SketchOf, RowHashes]:
     """Hash the rows of a split that are in `row_ids`, as sketches have them now and as older ones do.
 
-    A row is known by its input: a new column or a corrected target does not make it a new one. A row without an input, such as
-    the text of a completion alone, is known by its whole text.
+    A row is known by the words of its input: neither a new column nor a corrected target nor other white space makes it a new one. A row
+    without an input, such as the text of a completion alone, is known by its whole text.
     """
     scored, inputs, texts = set(row_ids.tolist()), list[str](), list[str]()
     for row in rows.rows():
@@ -45,7 +46,8 @@ def hash_rows_of_split(
             texts.append(objective.text(row))
             given = objective.input_text(row)
             inputs.append(given if given.strip() else texts[-1])
-    return {"inputs": hash_texts(inputs), "texts": hash_texts(texts)}
+    words = (" ".join(given.split()) for given in inputs)
+    return {"words": hash_texts(words), "inputs": hash_texts(inputs), "texts": hash_texts(texts)}
 
 
 def make_row_sketch(hashes: RowHashes) -> tuple[str, ...]:
@@ -63,8 +65,7 @@ def estimate_reused_row_share(earlier: Sequence[str], hashes: RowHashes) -> floa
 class ComparisonId(NamedTuple):
     """What makes a comparison another one. Whoever evaluates again with the same of all these gets the same result."""
 
-    repo_id: str
-    endpoint: str
+    repository: RepositoryName
     weights: str | None
     commit: str | None
     """The champion's commit; None for the untrained model."""
@@ -77,21 +78,19 @@ def measure_row_use(
 ) -> HeldOutRowUse:
     """Return how often comparisons in the logs of all recipes, other than this one, have used today's rows.
 
-    What counts is the repository: a recipe that publishes there under another name uses the same rows.
+    What counts is the repository: a recipe that publishes there under another name uses the same rows. Where names do not tell whether two
+    are one (`RepositoryName.may_be`), it counts.
 
     A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
     `gate.confidence`, even if `gate.comparisons` was changed in between.
     """
     earlier: dict[ComparisonId, float] = {}
     for one in entries:
-        made = ComparisonId(one.repo_id, one.endpoint, one.weights, one.commit, one.data, one.metric)
-        is_here = made.repo_id == comparison.repo_id and _same_hub(made.endpoint, comparison.endpoint)
+        where = name_repository(one.endpoint, one.repo_id)
+        made = ComparisonId(where, one.weights, one.commit, one.data, one.metric)
+        is_here = where.may_be(comparison.repository)
         if one.event == "verdict" and one.row_sketch and one.confidence and is_here and made != comparison:
             error = (1 - one.confidence) / (1 - gate.comparison_confidence)
             uses = error * estimate_reused_row_share(one.row_sketch, hashes[one.row_sketch_of])
             earlier[made] = max(uses, earlier.get(made, 0.0))
     return HeldOutRowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)
-
-
-def _same_hub(one: str, other: str) -> bool:
-    return one.rstrip("/").lower() == other.rstrip("/").lower()

@@ -2,7 +2,7 @@
 
 Logits are reduced to scores batch by batch. Memory holds only the scores: for each row 8 bytes per score name (float64)
 and 8 for the row_id. Statistics count rows that belong together as one observation: those of a group (`data.group_by`), such as of one
-customer, or those that a metric looks at together, such as of a query.
+customer, equal ones (copies.py), and those that a metric looks at together, such as of a query.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
+from tasks.hub_client.repository_name import name_repository
 from tasks.lineage.ancestors import read_start_of_training
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
@@ -105,10 +106,10 @@ def evaluate(
         if settings.over == "test_rows" and details.comparisons and not (is_champion or start):
             hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
-            comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
+            comparison = ComparisonId(name_repository(where, repo_id), weights, commit, data, plan.metric)
             use = measure_row_use(settings, hashes, read_release_events_of_project(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
-            sketch = () if use.is_up else make_row_sketch(hashes["inputs"])
+            sketch = () if use.is_up else make_row_sketch(hashes["words"])
         judged = gate.JudgedModel(
             metric=plan.metric,
             metrics=scored["model"].metrics,

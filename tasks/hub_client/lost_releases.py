@@ -16,6 +16,7 @@ import pydantic
 from params import EvergreenError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.hub_client.repository_name import name_repository
 from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def find_lost_releases(artifacts: Artifacts, main: MainHistory, endpoint: str) -
 def _uses_another_hub(run: Artifacts, endpoint: str) -> bool:
     """Whether a recipe says that it publishes to another Hub, as one for trials does; one that is gone or cannot be read says nothing."""
     try:
-        return resolve_hub_endpoint(load(run.recipe_path).publish.endpoint) != endpoint
+        publish = load(run.recipe_path).publish
+        own = name_repository(resolve_hub_endpoint(publish.endpoint), publish.repo_id)
+        return own.hub != name_repository(endpoint, publish.repo_id).hub
     except (EvergreenError, OSError):
         return False
 
@@ -88,8 +91,11 @@ def _uses_another_hub(run: Artifacts, endpoint: str) -> bool:
 def _read_not_forgotten(run: Artifacts, repo_id: str, endpoint: str) -> list[LoggedRelease]:
     """Return what the log of a run says of releases and rollbacks of a repository, since the Hub was said to have lost the earlier ones."""
     entries = read_log_and_unrecorded(run, run.release_events, LoggedRelease)
-    own = [one.model_copy(update={"run": run.recipe}) for one in entries if one.repo_id == repo_id]
-    forgotten = [number for number, one in enumerate(own) if one.event == FORGOTTEN and one.endpoint == endpoint]
+    here = name_repository(endpoint, repo_id)
+    named = [(name_repository(one.endpoint, one.repo_id), one) for one in entries]
+    named = [(name, one.model_copy(update={"run": run.recipe})) for name, one in named if name.repo_id == here.repo_id]
+    forgotten = [number for number, (name, one) in enumerate(named) if one.event == FORGOTTEN and name == here]
+    own = [one for _, one in named]
     return [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
 
 

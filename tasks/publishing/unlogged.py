@@ -22,7 +22,8 @@ _NO_LINE = "its run left no line in this log; this one was made from the release
 
 def undecided_proposal(candidate: Candidate) -> ReleaseEvent | None:
     """Return the last proposal of this recipe if the log does not say what became of it."""
-    events = [one for one in read_release_events(candidate.artifacts) if one.repo_id == candidate.publish.repo_id]
+    repo_id = candidate.publish.repo_id.casefold()
+    events = [one for one in read_release_events(candidate.artifacts) if one.repo_id.casefold() == repo_id]
     decided = {one.publish_id for one in events if one.event in {"published", "rejected"}}
     proposed = [one for one in events if one.event == "proposed"][-1:]
     return next((one for one in proposed if one.publish_id not in decided), None)

@@ -181,6 +181,8 @@ def _rows_that_do_not_count(results: RunResults) -> list[str]:
         told.append(
             f"The best step was chosen on {rows} that the candidate had learned from through what it started from, too."
         )
+    if results.details and results.details.copies:
+        told.append(results.details.copies_sentence(results.evaluated.split))
     return told
 
 

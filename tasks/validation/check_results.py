@@ -31,6 +31,8 @@ ROW_IS_USABLE = Expectation(type="row_is_usable")
 """The objective's check of a row as a whole; not an expectation of Great Expectations."""
 MAX_EXAMPLES_IN_REPORT = 5
 MAX_EXAMPLES_IN_ERROR = 10
+_PAIRS = 20
+"""Of how many equal rows it is looked at whether `data.group_by` would keep them together."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,28 @@ def check_rows_across_splits(objective: Objective[Any], rows: RawRows, set_aside
         return CheckResult("recipe", expectation, found)
     counts = {split: len(positions_in_range(found.failing, *_ends(rows, split))) for split in ("train", "validation")}
     told = " and ".join(f"{count:,} {split} rows" for split, count in counts.items() if count)
-    columns = ", ".join(objective.columns())
+    compared = {name: kind for name, kind in objective.columns().items() if name not in objective.beside_content}
+    columns = ", ".join(compared)
     sentence = f"{told} are set aside: a split that is held out from them has rows that are equal in {columns}"
-    can_group = {*objective.columns().values()} <= {"string", "optional", "label", "number"}
-    if can_group and not rows.splits["train"].group_by:
+    can_group = {*compared.values()} <= {"string", "optional", "label", "number"}
+    if can_group and not rows.splits["train"].group_by and _would_stay_together(rows, found, [*compared]):
         sentence += f"; where a hash splits the rows, `data.group_by: [{columns}]` keeps equal ones together, so that none is lost"
     return CheckResult("recipe", expectation, found, sentence=sentence)
+
+
+def _would_stay_together(rows: RawRows, found: ExpectationResult, columns: Sequence[str]) -> bool:
+    """Whether rows that are one to the objective have the same values in some columns, as far as the first ones tell.
+
+    Texts that belong together in either order do not, nor do those with other white space at their ends.
+    """
+    if found.failing is None or found.repeats is None:
+        return False
+    failing, repeated = found.failing[:_PAIRS].tolist(), found.repeats[0, :_PAIRS].tolist()
+    picked = rows.pick([*failing, *repeated], columns)
+    return all(
+        all(picked[one][name] == picked[other][name] for name in columns)
+        for one, other in zip(failing, repeated, strict=True)
+    )
 
 
 def _ends(rows: RawRows, split: str) -> tuple[int, int]:

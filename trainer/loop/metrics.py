@@ -11,6 +11,7 @@ from params import ModelError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
+from trainer.loop.extensions import refuse_metrics_computed_twice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
@@ -77,6 +78,7 @@ class EvaluationMetrics:
         if metrics and (reason := objective.why_no_own_metrics()):
             what = f"{type(objective).__name__} {reason}"
             raise RecipeError("evaluation.metrics", what, objective.instead_of_own_metrics)
+        refuse_metrics_computed_twice(metrics, objective)
         self._directions = metrics.directions if metrics else {}
         self._function = import_with_arguments(metrics.function, "evaluation.metrics.function", 1) if metrics else None
         self._preprocess: Callable[..., Any] | None = None

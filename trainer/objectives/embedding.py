@@ -145,11 +145,15 @@ class Embedding(Objective[Options]):
         return found | ({self.options.grade_column: "number"} if self.options.grade_column else {})
 
     def content(self, row: Row) -> Mapping[str, Any]:
-        """As the base class; of a list of negatives, those that a row gets."""
-        found, most = dict(super().content(row)), self.options.listed_negatives
-        for name in self.options.negative_columns if most else ():
-            found[name] = found[name][:most]
-        return found
+        """As the base class; two texts that belong together, or are alike, do so in either order."""
+        found, two = dict(super().content(row)), self._text_columns()[:2]
+        if len(two) < 2:
+            return found
+        return {**found, two[0]: sorted(found[name] or "" for name in two), two[1]: None}
+
+    @property
+    def beside_content(self) -> Sequence[str]:
+        return [*self.options.negative_columns, *filter(None, [self.options.grade_column])]
 
     def target_columns(self) -> Collection[str]:
         """What the two texts, or the one with a class, are learned with."""
@@ -200,7 +204,8 @@ class Embedding(Objective[Options]):
         return "\n".join(self.texts(row))
 
     def input_text(self, row: Row) -> str:
-        return self.text(row) if self.options.label_column else str(row[self.options.anchor_column])
+        """The query; the text with a class; the two texts of a scored pair, in either order."""
+        return "\n".join(sorted(self.texts(row))) if self.options.label_column else str(row[self.options.anchor_column])
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Let the tokenizer keep the prompts, and cut texts where the base model's repository says."""

@@ -104,11 +104,12 @@ class MultipleChoice(Objective[Options]):
         }
 
     def content(self, row: Row) -> Mapping[str, Any]:
-        """As the base class; the choices are in their order, and the label is the number of the right one."""
-        o = self.options
-        first, *others = column_or_template(o.choices_column).columns
-        choices = {first: without_outer_space(self._choices(row)), **dict.fromkeys(others)}
-        return {**super().content(row), **choices, o.label_column: self._right(row)}
+        """As the base class; of the choices, the right one: each is scored by itself, in any order, and the others are its negatives."""
+        if (right := self._right(row)) is None:
+            raise ValueError(f"no choice, or more than one, is {row[self.options.label_column]!r}")
+        first, *others = [*column_or_template(self.options.choices_column).columns, self.options.label_column]
+        learned = without_outer_space(self._choices(row)[right])
+        return {**super().content(row), first: learned, **dict.fromkeys(others)}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterator[Problem]:
         if (
@@ -152,6 +153,11 @@ class MultipleChoice(Objective[Options]):
 
     def text(self, row: Row) -> str:
         return "\n".join(self.texts(row))
+
+    def input_text(self, row: Row) -> str:
+        """The context with the choices, in whatever order these stand."""
+        context, *choices = self.texts(row)
+        return "\n".join([context, *sorted(choices)])
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         frame_pairs(tokenizer)

@@ -124,11 +124,11 @@ class QuestionAnswering(Objective[Options]):
         return None
 
     def content(self, row: Row) -> Mapping[str, Any]:
-        """As the base class; the first answer, which is learned, and the set of all, each where it stands in the context without outer space."""
+        """As the base class; the first answer, which is learned, where it stands in the context without outer space."""
         context = str(row[self.options.context_column])
         before = len(context) - len(context.lstrip())
-        answers = [[text, start - before] for text, start in self._answers(row)]
-        return {**super().content(row), self.options.answers_column: [answers[:1], sorted(answers)]}
+        learned = [[text, start - before] for text, start in self._answers(row)[:1]]
+        return {**super().content(row), self.options.answers_column: learned}
 
     def texts(self, row: Row) -> Sequence[str]:
         return str(row[self.options.question_column]).strip(), str(row[self.options.context_column])

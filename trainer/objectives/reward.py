@@ -94,6 +94,10 @@ class Reward(PairObjective[Options]):
         margin: dict[str, ColumnKind] = {self.options.margin_column: "number"} if self.options.margin_column else {}
         return {**super().columns(), **margin}
 
+    @property
+    def beside_content(self) -> Sequence[str]:
+        return [*super().beside_content, *filter(None, [self.options.margin_column])]
+
     def texts(self, row: Row) -> Sequence[str]:
         return self.texts_with_answers(row)
 

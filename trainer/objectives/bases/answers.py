@@ -83,8 +83,9 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     def content(self, row: Row) -> Mapping[str, Any]:
         """As the base class; where the prompt ends, `parts` says, whether it has a column or is in the answers."""
         prompt, *answers = map(without_outer_space, self.parts(row))
-        found = {**super().content(row), **dict(zip(self.answer_columns, answers, strict=True))}
-        found |= self.content_beside_messages(row)
+        answers_by_column = dict(zip(self.answer_columns, answers, strict=True))
+        beside = dict.fromkeys(self.beside_content)
+        found = {**super().content(row), **answers_by_column, **self.content_beside_messages(row), **beside}
         column = self.options.prompt_column
         if not column:
             return {**found, self.answer_columns[0]: [prompt, answers[0]]}

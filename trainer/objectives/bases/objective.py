@@ -115,9 +115,9 @@ class Objective(ReleaseReading[OptionsT], ABC):
         return None
 
     def content(self, row: Row) -> Mapping[str, Any]:
-        """Return what is read and learned of a row, by column, as JSON: rows with the same content are one row (`bases.row_content`).
+        """Return what tells a row from others, by column, as JSON: rows with the same content are one row (`bases.row_content`).
 
-        A column whose value is in that of another one is None.
+        A column whose value is in that of another one, or that is `beside_content`, is None.
         """
         kinds = self.columns()
         found = row_content.read_columns(kinds, row, self.learned_label)
@@ -125,7 +125,12 @@ class Objective(ReleaseReading[OptionsT], ABC):
         learns_sets = type(self).row_labels is not Objective.row_labels and "label" not in kinds.values()
         if learns_sets and len(lists) == 1:  # neither order nor number of the labels says anything
             found[lists[0]] = sorted({self.learned_label(label) for label in self.row_labels(row)})
-        return found
+        return {**found, **dict.fromkeys(self.beside_content)}
+
+    @property
+    def beside_content(self) -> Sequence[str]:
+        """The columns that make no row another one, such as its negatives: who has learned a query with its positive knows the row."""
+        return ()
 
     def target_columns(self) -> Collection[str]:
         """Return the columns that a model learns to say of a row and is not given, such as a label, and those that only say how much it counts.

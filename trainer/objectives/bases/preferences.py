@@ -139,6 +139,11 @@ class PairObjective(AnswersObjective[PairOptionsT]):
         pair = read(self.prompt_of(row), chosen, rejected)
         return pair._replace(prompt=self.with_system(row, pair.prompt)) if self.options.chat else pair
 
+    @property
+    def beside_content(self) -> Sequence[str]:
+        """The worse answer: who has learned that the better one is good prefers it to others, too."""
+        return [self.options.rejected_column]
+
     @abstractmethod
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
         """Return the loss (B,) of each pair, rewards (2, B) of its answers, and what else follows from one pass over them."""

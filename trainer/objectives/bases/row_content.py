@@ -1,7 +1,9 @@
-"""What an objective reads and learns of a row. Rows with the same content are one row, wherever rows are compared.
+"""What tells a row from others: what an objective reads and learns of it. Rows with the same content are one row, wherever rows are compared.
 
-White space at the ends of a text is no content: a copied row often gains or loses some. Running text is the exception, of which a language
-model learns every character. All else is as the objective has it. Case and white space inside of a text stay, because tokens differ by them.
+A model that has learned from one of them would know the answer to another one. So the content has neither the form of what is learned, such as
+the order of choices, nor what only helps to learn it, such as negatives. White space at the ends of a text is no content: a copied row
+often gains or loses some. Running text is the exception, of which a language model learns every character. Case and white space inside of
+a text stay, because tokens differ by them.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ from tasks.evaluation.row_use import (
     make_row_sketch,
     measure_row_use,
 )
+from tasks.hub_client.repository_name import name_repository
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives
 
 GATE = Gate(over="test_rows", comparisons=12)
-TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
+TODAY = ComparisonId(name_repository("local", "tests/tiny"), "today", "c0", "d0", "accuracy")
 
 
 def rows(first: int, end: int) -> NDArray[np.uint64]:
@@ -123,7 +124,7 @@ def test_every_earlier_comparison_on_these_rows_counts() -> None:
     [
         {"weights": "today"},  # the same comparison
         {"repo_id": "tests/else"},
-        {"endpoint": "https://hub.example.org"},
+        {"endpoint": "https://huggingface.co"},  # which serves no folder of this project
         {"row_sketch": ()},  # a verdict with `over: release`, or without a comparison
         {"event": "refused"},
     ],
@@ -245,8 +246,63 @@ def test_in_a_clone_the_lines_that_are_kept_outside_of_it_count(tmp_path, monkey
     assert uses(rows(0, 100), read_release_events_of_project(Artifacts("own"))) == 1
 
 
-def test_a_hub_is_known_by_any_spelling_of_its_address() -> None:
-    today = TODAY._replace(endpoint="https://hub.example.org")
-    for endpoint, count in (("https://HUB.example.org/", 1), ("https://hub.example.org:81", 0)):
-        found = measure_row_use(GATE, {"inputs": rows(0, 9)}, [verdict(rows(0, 9), endpoint=endpoint)], today)
-        assert found.uses == count
+@pytest.mark.parametrize(
+    ("one", "other", "counts"),
+    [
+        (("https://hub.example.org", "me/m"), ("https://HUB.example.org./", "me/m"), True),
+        (("https://hub.example.org", "me/m"), ("https://hub.example.org:443", "me/m"), True),
+        (("https://hub.example.org", "me/m"), ("http://hub.example.org", "me/m"), True),
+        (("https://hub.example.org/a", "me/m"), ("https://hub.example.org//a/", "me/m"), True),
+        (("https://hub.example.org", "me/m"), ("https://hub.example.org:81", "me/m"), False),
+        (("https://hub.example.org/a", "me/m"), ("https://hub.example.org/b", "me/m"), False),
+        (("https://hub.example.org", "me/m"), ("https://other.example.org", "me/m"), False),
+        (("https://huggingface.co", "me/m"), ("https://hf.co", "Me/M"), True),
+        (("https://huggingface.co", "me/m"), ("https://www.huggingface.co/", "me/m"), True),
+        (("https://huggingface.co", "me/m"), ("https://huggingface.co", "me/n"), False),
+        (("http://127.0.0.1:8000", "me/m"), ("http://localhost:8000", "me/m"), True),
+        (("http://127.0.0.1:8000", "me/m"), ("http://[::1]:8001", "me/m"), True),  # another port of the same folder?
+        (("http://127.0.0.1:8000", "me/m"), ("http://box.example.org:8000", "me/m"), True),  # this machine's name?
+        (("local", "me/m"), ("http://127.0.0.1:8000", "me/m"), True),
+        (("local", "me/m"), ("http://box.example.org:8000", "me/m"), True),
+        (("local", "me/m"), ("https://hf.co", "me/m"), False),
+        (("local", "me/m"), ("http://127.0.0.1:8000", "me/other"), False),
+    ],
+)
+def test_a_repository_counts_by_any_name_that_it_may_have(
+    one: tuple[str, str], other: tuple[str, str], counts: bool
+) -> None:
+    for (endpoint, repo_id), today in ((one, other), (other, one)):
+        entries = [verdict(rows(0, 9), endpoint=endpoint, repo_id=repo_id)]
+        asked = TODAY._replace(repository=name_repository(*today))
+        assert measure_row_use(GATE, {"inputs": rows(0, 9)}, entries, asked).uses == counts
+
+
+def test_the_same_comparison_by_another_name_is_one() -> None:
+    hashes, public = rows(0, 9), TODAY._replace(repository=name_repository("https://hf.co", "Tests/Tiny"))
+    again = [
+        verdict(hashes, weights, endpoint=f"https://huggingface.co{end}")
+        for weights in ("today", "b")
+        for end in ("", "/")
+    ]
+    assert measure_row_use(GATE, {"inputs": hashes}, again, public).uses == 1
+
+
+def test_other_white_space_or_another_order_of_choices_makes_no_row_a_new_one(tmp_path: Path) -> None:
+    texts = [f"text  {i}" for i in range(40)]
+    changed = [f" text {i}\r" for i in range(40)]
+    for name, before, after in (
+        ("causal_lm", {"text": texts}, {"text": changed}),
+        (
+            "multiple_choice",
+            {"context": texts, "choices": [["wet", "dry"]] * 40, "label": [0] * 40},
+            {"context": changed, "choices": [["dry", "wet"]] * 40, "label": [1] * 40},
+        ),
+    ):
+        objective, found = objectives.build_objective(ObjectiveChoice(name=name)), []
+        for place, columns in enumerate((before, after)):
+            folder = tmp_path / name / str(place)
+            tiny.write_splits(folder, {"train": columns, "test": columns})
+            split = SplitRows(folder / "test")
+            found.append(hash_rows_of_split(split, np.array(split.table()["row_id"]), objective))
+        entries = [verdict(found[0]["words"], row_sketch_of="words")]
+        assert measure_row_use(GATE, found[1], entries, TODAY).uses == 1

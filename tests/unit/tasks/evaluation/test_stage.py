@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import GROUP_BY
+from params.sections.evaluation import OwnMetrics
 from tasks.shards.split_rows import SplitRows
 from tasks.training.model_folder import complete_model_folder
 from tests.support import releases, tiny
@@ -65,6 +66,17 @@ def test_rows_that_belong_together_are_one_observation(tmp_path):
     labels = len({row["label"] for row in SplitRows(artifacts.rows / "test").rows()})
     for one in details_of(artifacts)["comparisons"]:
         assert (one["rows"], one["groups"], one["p_value"]) == (30, labels, None)
+
+
+def test_own_metrics_cannot_turn_around_a_metric_of_the_objective(prepared):
+    """Neither what training computes nor what evaluate alone does, such as bits per byte; said before a model is scored."""
+    artifacts, recipe = prepared
+    objective = objectives.build_objective(recipe.objective)
+    for metric in {objective.main_metric, "loss"}:
+        own = OwnMetrics.model_validate({"function": "builtins:len", "directions": {metric: "max"}})
+        with pytest.raises(RecipeError, match=f"already computes {metric}") as error:
+            run(artifacts, recipe, metrics=own)
+        assert error.value.key == f"evaluation.metrics.directions.{metric}"
 
 
 @pytest.mark.parametrize(

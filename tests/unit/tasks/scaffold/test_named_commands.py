@@ -24,8 +24,8 @@ from tasks.scaffold.file_heads import EXCEL_SUFFIXES, OTHER_FORMATS
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
+from tests.support.project import ROOT as PROJECT
 
-PROJECT = Path(__file__).parents[4]
 FILES = range(10)
 Rows = list[tuple[str, ...]]
 LABELS = ("007", "NA", "null", "1_0", "-", "3.10", "None", "#1")

@@ -26,6 +26,7 @@ from tasks.drift.known import (
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.evaluation.copies import group_with_copies
 from tasks.lineage.learned_rows import HeldOutRows, rows_of_release
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
@@ -94,18 +95,33 @@ CASES = {
         [
             {"question": " who?\n"},
             {"context": "\nAda or Bob ", "answers": {"text": ["Ada", "or", "Bob"], "answer_start": [1, 5, 8]}},
+            {"answers": {"text": ["Ada"], "answer_start": [0]}},  # the others are not learned
+            {"answers": {"text": ["Ada", "Ada"], "answer_start": [0, 0]}},
         ],
         [
             {"question": "Who?"},
             {"answers": {"text": ["Bob", "Ada", "or"], "answer_start": [7, 0, 4]}},
-            {"answers": {"text": ["Ada"], "answer_start": [0]}},
+            {"answers": {"text": ["or"], "answer_start": [4]}},
         ],
         {"no_answer": False},
     ),
     "multiple_choice": Case(
         {"context": "It rains.", "choices": ["dry", "wet"], "label": "1"},
-        [{"label": "B"}, {"label": "wet "}, {"context": "It rains.\n", "choices": ["dry ", "wet"]}],
-        [{"label": "0"}, {"choices": ["wet", "dry"]}, {"choices": ["wet", "dry"], "label": "A"}],
+        [
+            {"label": "B"},
+            {"label": "wet "},
+            {"context": "It rains.\n", "choices": ["dry ", "wet"]},
+            {"choices": ["wet", "dry"], "label": "A"},
+            {"choices": ["wet", "hot", "dry"], "label": "0"},
+            {"choices": ["hot", "wet"]},
+        ],
+        [{"label": "0"}, {"choices": ["wet", "dry"]}, {"context": "It snows."}],
+    ),
+    "multiple_choice of columns": Case(
+        {"context": "It rains.", "question": "It is", "one": "dry", "two": "wet", "label": "1"},
+        [{"one": "wet", "two": "dry", "label": "0"}, {"one": "hot"}, {"question": " It is"}],
+        [{"question": "It is not"}, {"label": "0"}],
+        {"choices_column": "{one} {two}", "question_column": "question"},
     ),
     "regression": Case({"text": "good", "label": 1.5}, [{"text": "good\n"}], [{"label": 1.25}, {"text": "Good"}]),
     "regression of texts": Case({"text": "good", "label": "1.5"}, [{"label": " 1.50"}], [{"label": "1.25"}]),
@@ -115,13 +131,33 @@ CASES = {
         [{"relevance": 2}, {"query": "it rains", "document": "rain"}],
     ),
     "embedding": Case(
-        {"anchor": "sky", "positive": "blue"}, [{"anchor": "sky "}, {"positive": "\nblue"}], [{"positive": "Blue"}]
+        {"anchor": "sky", "positive": "blue"},
+        [{"anchor": "sky "}, {"positive": "\nblue"}, {"anchor": "blue", "positive": "sky"}],
+        [{"positive": "Blue"}, {"anchor": "sky blue", "positive": "blue"}],
+    ),
+    "embedding in both directions": Case(
+        {"anchor": "sky", "positive": "blue"},
+        [{"anchor": "blue ", "positive": "sky"}],
+        [{"positive": "sky"}],
+        {"both_directions": True},
+    ),
+    "embedding with grades and negatives": Case(
+        {"anchor": "sky", "positive": "blue", "negative": "red", "grade": 1},
+        [{"negative": "green"}, {"grade": 2}, {"anchor": "blue", "positive": "sky", "negative": "green"}],
+        [{"positive": "red", "negative": "blue"}],
+        {"negative_columns": ["negative"], "grade_column": "grade"},
     ),
     "embedding of lists": Case(
         {"anchor": "sky", "positive": "blue", "negatives": ["red", "green"]},
-        [{"negatives": ["red ", "green", "never read"]}],
-        [{"negatives": ["red"]}, {"negatives": ["green", "red"]}],
+        [{"negatives": ["red ", "green", "never read"]}, {"negatives": ["red"]}, {"negatives": ["green", "red"]}],
+        [{"positive": "red", "negatives": ["blue", "green"]}],
         {"negative_columns": "negatives", "listed_negatives": 2},
+    ),
+    "embedding of scored pairs": Case(
+        {"anchor": "sky", "positive": "blue", "score": 0.5},
+        [{"anchor": "blue", "positive": "sky "}],
+        [{"score": 0.25}, {"positive": "red"}],
+        {"positive_column": "positive", "label_column": "score"},
     ),
     "embedding of classes": Case(
         {"anchor": "sky", "label": "blue"}, [{"label": "blue "}], [{"label": "Blue"}], {"label_column": "label"}
@@ -152,7 +188,7 @@ CASES = {
     ),
     "dpo": Case(
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
-        [{"chosen": " 4"}, {"prompt": "2 + 2 =\n"}],
+        [{"chosen": " 4"}, {"prompt": "2 + 2 =\n"}, {"rejected": "6"}],
         [{"chosen": "5", "rejected": "4"}, {"prompt": "2+2 ="}],
     ),
     "dpo of messages": Case(
@@ -161,11 +197,21 @@ CASES = {
         [{"chosen": [{"role": "assistant", "content": "four"}]}],
         {"chat": True},
     ),
-    "reward": Case({"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"}, [{"rejected": "5\n"}], [{"rejected": "6"}]),
+    "dpo of whole texts": Case(
+        {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
+        [{"rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 6"}],
+        [{"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: four"}],
+        {"prompt_column": None},
+    ),
+    "reward": Case(
+        {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
+        [{"rejected": "5\n"}, {"rejected": "6"}],
+        [{"chosen": "5", "rejected": "4"}],
+    ),
     "reward with margins": Case(
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5", "margin": 1.0},
-        [{"rejected": "5 "}],
-        [{"margin": 2.0}],
+        [{"rejected": "5 "}, {"margin": 2.0}],
+        [{"chosen": "four"}],
         {"margin_column": "margin"},
     ),
     "kto": Case(
@@ -247,6 +293,10 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     texts = RowTexts(objective, [one for one in compared.texts if one != compared.listed])
     shingles = [hash_shingles([texts.parts(row)])[0] for row in train.rows(texts.read)]
     assert all(np.array_equal(shingles[0], own) for own in shingles[1 : 1 + len(case.equal)]), "near duplicates"
+
+    groups, copies = group_with_copies(train, objective)
+    assert copies >= len(case.equal)
+    assert groups is None or len({*groups.numbers[: 1 + len(case.equal)]}) == 1, "one observation of the gate"
 
 
 TEMPLATES = {

@@ -363,6 +363,11 @@ def training(**fields):
             "causal_lm already computes loss",
         ),
         (
+            {"evaluation.metrics": METRICS | {"directions": {"whole": "max", "bits_per_byte": "max"}}},
+            "evaluation.metrics.directions.bits_per_byte",  # the main metric, which evaluate alone computes
+            "causal_lm already computes bits_per_byte",
+        ),
+        (
             {"evaluation.metrics": METRICS, "training.best_metric": "hole"},
             "training.best_metric",
             "did you mean `whole`?",
