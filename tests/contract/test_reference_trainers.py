@@ -254,6 +254,7 @@ def reward_trainer(ours: Ours, folder: Path) -> Any:
 
 REWARD = {"prompt_column": "text", "chosen_column": "label", "rejected_column": "text", "separator": " =>"}
 RANKING = {"query_column": "label", "document_column": "text", "relevance_column": "number"}
+TARGETS = {"name": "seq2seq", "input_column": "text", "target_column": "label", "generate": False}
 LONG = {"tokenization.max_length": 120}
 CASES = {
     "sequence_classification": Case(tiny.CLASSES["objective"], "wordpiece", BERT, classifier(class_of)),
@@ -266,7 +267,7 @@ CASES = {
         {"name": "masked_lm", "packing": False}, "wordpiece", BERT, labelled_tokens(AutoModelForMaskedLM)
     ),
     "causal_lm": Case({"name": "causal_lm", "packing": False}, "llama", LLAMA, next_tokens, LONG),
-    "seq2seq": Case({**tiny.TARGETS["objective"], "generate": False}, "t5", T5, second_text, LONG),
+    "seq2seq": Case(TARGETS, "t5", T5, second_text, LONG),
     "ranking": Case({"name": "ranking", **RANKING}, "wordpiece", BERT, cross_encoder),
     "reward": Case({"name": "reward", **REWARD}, "llama", LLAMA, reward_trainer, LONG),
 }

@@ -97,3 +97,15 @@ def test_the_auxiliary_loss_is_a_mean_over_micro_batches_and_processes(name: str
         assert learned(model, size, processes)[0] == pytest.approx(loss + 2.0 * auxiliary, rel=1e-5)
     model.config.output_router_logits = False
     assert learned(model, 2)[0] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_bits_are_those_of_a_models_own_loss_that_shifts(name: str) -> None:
+    model, whole = decoder(name, MODELS[name]), batch()
+    model.loss_type = "ForCausalLM"
+    _, own = learned(model, len(SIZES))
+    items = (whole["labels"][:, 1:] != -100).sum()
+    model.zero_grad()
+    model(**whole, num_items_in_batch=items).loss.backward()
+    theirs = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    assert torch.equal(own, theirs)
