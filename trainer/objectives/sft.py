@@ -127,7 +127,10 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         if not self.options.messages_column:
             mark = describe_picture_marks(self._prompt(row))
             return f"its prompt has {mark}" if mark else super().reject_reason(row)
-        turns, tools, known = self._turns(row), self.tools_of(row), self._conversations
+        try:
+            turns, tools, known = self._turns(row), self.tools_of(row), self._conversations
+        except ValueError as error:
+            return str(error)
         return why_conversation_unusable(turns) or (known.with_tools(tools).why_refused(turns) if known else None)
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:

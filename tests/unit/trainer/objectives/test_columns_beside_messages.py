@@ -96,7 +96,7 @@ def test_columns_beside_messages_need_messages():
         found = objective.conflicts(
             model=Model(config={"model_type": "llama"}),
             training=Training(epochs=1, global_batch_size=8, learning_rate=1e-3),
-            launch=Launch(num_processes=1),
+            launch=Launch(micro_batch_size=1),
         )
         keys = {problem.key[-1] for problem in found if "without messages" in problem.what}
         assert keys == {"tools_column", "system_column"}
