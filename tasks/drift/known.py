@@ -109,7 +109,7 @@ def write_hashes(
     """Write parts of hashes, and who has learned from the rows; equal rows give equal bytes. `said` is further metadata."""
     every = KnownHashes.join(parts.values())
     hashes = np.unique(every.hashes)
-    metadata: dict[bytes, bytes] = {
+    metadata = {
         _CONTENT: json.dumps(columns.content).encode(),
         _INPUTS: json.dumps(columns.inputs).encode(),
         _FORMS: json.dumps([READ_FORM, INPUT_FORM, *([WRITTEN_FORM] if every.is_written else [])]).encode(),
@@ -119,7 +119,7 @@ def write_hashes(
     is_of = [
         np.isin(hashes, parts[name].hashes) if name in parts else np.zeros(len(hashes), np.bool_) for name in PARTS
     ]
-    encoding = {_COLUMN: "DELTA_BINARY_PACKED", **dict.fromkeys(PARTS, "RLE")}
+    encoding: dict[str, str] = {_COLUMN: "DELTA_BINARY_PACKED", **dict.fromkeys(PARTS, "RLE")}
     table = pa.table([hashes, *is_of], schema=schema)
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
