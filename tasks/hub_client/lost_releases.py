@@ -16,7 +16,7 @@ import pydantic
 from params import EvergreenError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded
+from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded, read_logs
 
 if TYPE_CHECKING:
     from tasks.hub_client.release_log import MainHistory
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 10.0
 """How long validate waits for an answer that it can do without."""
 FORGOTTEN = "forgotten"
-"""The event of a line that says that the lines before it are about releases which the Hub has lost."""
+"""The event of a line that says that the lines before it are about releases which the Hub has lost, while the log in git has it."""
 
 
 class LoggedRelease(Report):
@@ -88,9 +88,11 @@ def _uses_another_hub(run: Artifacts, endpoint: str) -> bool:
 def _read_not_forgotten(run: Artifacts, repo_id: str, endpoint: str) -> list[LoggedRelease]:
     """Return what the log of a run says of releases and rollbacks of a repository, since the Hub was said to have lost the earlier ones."""
     entries = read_log_and_unrecorded(run, run.release_events, LoggedRelease)
-    own = [one.model_copy(update={"run": run.recipe}) for one in entries if one.repo_id == repo_id]
-    forgotten = [number for number, one in enumerate(own) if one.event == FORGOTTEN and one.endpoint == endpoint]
-    return [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
+    said = [one for one in read_logs([run.release_events], LoggedRelease) if one.event == FORGOTTEN]
+    own = [one for one in entries if one.repo_id == repo_id]
+    forgotten = [number for number, one in enumerate(own) if one in said and one.endpoint == endpoint]
+    left = [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
+    return [one.model_copy(update={"run": run.recipe}) for one in left]
 
 
 def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint: str) -> None:

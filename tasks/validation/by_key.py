@@ -32,6 +32,8 @@ from trainer.objectives.bases.rows import to_json
 
 BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
+Pair = tuple[int, int]
+"""The positions of two rows."""
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
 """Bytes that UTF-8 never has."""
@@ -57,21 +59,23 @@ def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectati
 
 
 def find_rows_across_splits(
-    rows: RawRows, skip: Positions, objective: Objective[Any], identity: Any
-) -> tuple[Expectation, expectations.ExpectationResult]:
-    """Return the check of rows with equal content, and those that repeat a row of an earlier split.
+    rows: RawRows, skip: Positions, objective: Objective[Any], identity: Any, compared: Sequence[str]
+) -> tuple[Expectation, expectations.ExpectationResult, Pair | None]:
+    """Return the check of rows with equal content, those that repeat a row of an earlier split, and two that are written differently.
 
-    `identity` is all that the objective's contents depend on beside its code, as JSON.
+    `identity` is all that the objective's contents depend on beside its code, as JSON. The two rows, if there are any, have equal content and
+    other values in the columns of `compared`; they may be in one split.
     """
     columns = [*objective.columns()]
     listed: Any = {"column_list": columns}
     expectation = Expectation(type=checks.ROW_IS_IN_ONE_SPLIT, **listed)
-    work = partial(write_shard_content_hashes, objective)
+    work = partial(write_shard_content_hashes, objective, compared)
     ends = np.array([rows.span(split).stop for split in ORDER])
-    settings = {"what": "equal content", "columns": columns, "objective": identity}
-    return expectation, _compare_hashes(
-        work, expectation, rows, skip=skip, set_aside=NOTHING, ends=ends, settings=settings
+    settings = {"what": "equal content", "columns": columns, "objective": identity, "compared": [*compared]}
+    found, pair = _compare_hashes(
+        work, expectation, rows, skip=skip, set_aside=NOTHING, ends=ends, settings=settings, numbers=4
     )
+    return expectation, found, pair
 
 
 def _find(
@@ -87,7 +91,8 @@ def _find(
     text = expectations.expectation_key_text(expectation)
     settings = {"what": "equal rows", "columns": columns, "expectation": text}
     work = partial(write_shard_key_hashes, expectation)
-    return _compare_hashes(work, expectation, rows, skip=skip, set_aside=set_aside, ends=ends, settings=settings)
+    found, _ = _compare_hashes(work, expectation, rows, skip=skip, set_aside=set_aside, ends=ends, settings=settings)
+    return found
 
 
 def _compare_hashes(
@@ -99,23 +104,28 @@ def _compare_hashes(
     set_aside: Positions,
     ends: Positions | None,
     settings: dict[str, Any],
-) -> expectations.ExpectationResult:
-    """Let `write` hash the rows of each shard, and compare the hashes; `settings` are those of `RawRows.run`."""
+    numbers: int = 3,
+) -> tuple[expectations.ExpectationResult, Pair | None]:
+    """Let `write` hash the rows of each shard, and compare the hashes; `settings` are those of `RawRows.run`.
+
+    `numbers` is how many a row has in a file: with 4, two rows with the same key that are written differently are returned, too.
+    """
     with rows.folder() as folder:
         files = [folder / f"{number:05}.hashes" for number in range(len(rows.parts))]
         considered = sum(rows.run(write, rows.parts, skip=skip, paths=files, **settings))
-        work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
+        work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends, numbers)
         found = list(rows.workers.map(work, bucket_ranges(considered), what="buckets (equal rows)"))
-    repeats = pd.concat([own for _, own in found]).sort_index()
+    repeats = pd.concat([own for _, own, _ in found]).sort_index()
     success = (
-        expectations.is_expectation_met(expectation, sum(own for own, _ in found), considered)
+        expectations.is_expectation_met(expectation, sum(own for own, _, _ in found), considered)
         if ends is None
         else repeats.empty
     )
     stays = with_row_ids(rows, np.asarray(repeats, np.int64))
-    return expectations.ExpectationResult(
+    result = expectations.ExpectationResult(
         success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays
     )
+    return result, min((pair for _, _, pair in found if pair), default=None)
 
 
 def bucket_ranges(hashes: int) -> list[tuple[int, int]]:
@@ -153,22 +163,31 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     return _write_hashes(row_key_bytes(table.select(columns).take(compared)), compared, work.path)
 
 
-def write_shard_content_hashes(objective: Objective[Any], work: RawShardWork) -> int:
-    """Write the hashed contents of the rows of one shard, as `write_shard_key_hashes` does, and return how many there are."""
-    places, keys = list[int](), list[bytes]()
+def write_shard_content_hashes(objective: Objective[Any], compared: Sequence[str], work: RawShardWork) -> int:
+    """Write the hashed contents of the rows of one shard, and return how many there are.
+
+    They are an array (4, N) for `read_bucket`: first and second half of the hash; a hash of the columns of `compared` as they are written,
+    as `data.group_by` compares them; place in the shard.
+    """
+    places, keys, written = list[int](), list[bytes](), list[int]()
     for place, row in work.each():
         places.append(place)
         keys.append(to_json(objectives.content_of_row(objective, row)).encode())
+        values = to_json([row.get(column) for column in compared]).encode()
+        written.append(int.from_bytes(blake2b(values, digest_size=8).digest(), "little"))
     assert work.path
-    return _write_hashes(keys, np.array(places, np.int64), work.path)
+    return _write_hashes(keys, np.array(places, np.int64), work.path, np.array(written, np.uint64))
 
 
-def _write_hashes(keys: Iterable[bytes], places: Positions, path: Path) -> int:
+def _write_hashes(
+    keys: Iterable[bytes], places: Positions, path: Path, written: NDArray[np.uint64] | None = None
+) -> int:
     """Write the hashes of keys in order, each with its place in the shard, and return how many there are."""
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in keys)
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((halves[1], halves[0]))
-    np.concatenate([halves, places.astype(np.uint64)[None]])[:, order].tofile(path)
+    more = [] if written is None else [written[None]]
+    np.concatenate([halves, *more, places.astype(np.uint64)[None]])[:, order].tofile(path)
     return len(places)
 
 
@@ -199,22 +218,32 @@ def row_key_bytes(table: pa.Table) -> list[bytes]:
 
 
 def _in_bucket(
-    files: Sequence[Path], starts: Sequence[int], set_aside: Positions, ends: Positions | None, bucket: tuple[int, int]
-) -> tuple[int, pd.Series[int]]:
+    files: Sequence[Path],
+    starts: Sequence[int],
+    set_aside: Positions,
+    ends: Positions | None,
+    numbers: int,
+    bucket: tuple[int, int],
+) -> tuple[int, pd.Series[int], Pair | None]:
     """Return how many rows of a bucket have the key of another, and by position of each that fails the position of the row that stays.
 
-    Only rows whose hash begins with a number from the first to the last of the bucket are read.
+    Then two rows with the same key that are written differently, if the files say how rows are written. Only rows whose hash begins with a
+    number from the first to the last of the bucket are read.
     """
-    keys = read_bucket(files, starts, 3, bucket)
-    position = keys[2].astype(np.int64)
-    rows = pd.DataFrame({"one": keys[0], "two": keys[1], "position": position}, position)
+    keys = read_bucket(files, starts, numbers, bucket)
+    position = keys[-1].astype(np.int64)
+    written = keys[2] if numbers == 4 else np.zeros_like(position)
+    rows = pd.DataFrame({"one": keys[0], "two": keys[1], "position": position, "written": written}, position)
     rows = rows[rows.duplicated(["one", "two"], keep=False)].sort_index()
     rows = rows.iloc[np.argsort(rows.index.isin(set_aside), kind="stable")]
-    stays = rows.groupby(["one", "two"], sort=False)["position"].transform("first")
+    equal = rows.groupby(["one", "two"], sort=False)
+    stays = equal["position"].transform("first")
+    unlike = stays[equal["written"].transform("first") != rows["written"]]
+    pair = (int(unlike.iloc[0]), int(unlike.index[0])) if len(unlike) else None
     if ends is None:
-        return len(rows), stays[stays != rows["position"]]
+        return len(rows), stays[stays != rows["position"]], pair
     split, earlier = (np.searchsorted(ends, own, side="right") for own in (rows["position"], stays))
-    return len(rows), stays[split > earlier]
+    return len(rows), stays[split > earlier], pair
 
 
 def read_bucket(

@@ -148,17 +148,31 @@ def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResu
 
 def check_rows_across_splits(objective: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Look for remaining rows that are one to the objective, and are in two splits: those in the later split fail, as of groups."""
-    expectation, found = find_rows_across_splits(rows, set_aside, objective, objective_identity(objective))
+    inputs = [column for column, kind in objective.columns().items() if kind in ("string", "optional")]
+    identity = objective_identity(objective)
+    expectation, found, unlike = find_rows_across_splits(rows, set_aside, objective, identity, inputs)
     if found.success or found.failing is None:
         return CheckResult("recipe", expectation, found)
     counts = {split: len(positions_in_range(found.failing, *_ends(rows, split))) for split in ("train", "validation")}
     told = " and ".join(f"{count:,} {split} rows" for split, count in counts.items() if count)
     columns = ", ".join(objective.columns())
     sentence = f"{told} are set aside: a split that is held out from them has rows that are equal in {columns}"
-    can_group = {*objective.columns().values()} <= {"string", "optional", "label", "number"}
+    can_group = inputs and {*objective.columns().values()} <= {"string", "optional", "label", "number"}
     if can_group and not rows.splits["train"].group_by:
-        sentence += f"; where a hash splits the rows, `data.group_by: [{columns}]` keeps equal ones together, so that none is lost"
+        sentence += f"; {_how_to_lose_none(rows, inputs, unlike)}"
     return CheckResult("recipe", expectation, found, sentence=sentence)
+
+
+def _how_to_lose_none(rows: RawRows, inputs: Sequence[str], unlike: tuple[int, int] | None) -> str:
+    """Return how to keep equal rows in one split: `data.group_by` compares what is written, so `unlike` rows must be written alike first."""
+    group_by = f"`data.group_by: [{', '.join(inputs)}]` keeps equal ones together, so that none is lost"
+    if unlike is None:
+        return f"where a hash splits the rows, {group_by}"
+    one, other = rows.pick(unlike, inputs).values()
+    column = next(name for name in inputs if one.get(name) != other.get(name))
+    shown = " and ".join(shorten_value(row.get(column), 60) for row in (one, other))
+    what = f"some equal rows are written differently in {column} ({shown}), and `data.group_by` compares what is written"
+    return f"{what}: where a hash splits the rows, write them alike at the source (strip the ends of texts), and {group_by}"
 
 
 def _ends(rows: RawRows, split: str) -> tuple[int, int]:

@@ -20,12 +20,14 @@ from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
 from tasks.evaluation.learned_rows import HeldOutRows, rows_of_release
-from tasks.shards.split_rows import SplitRows
+from tasks.ingestion.split_assigner import canonical_json
+from tasks.shards.split_rows import SplitRows, group_values_of_row
 from tasks.validation.check_results import check_rows_across_splits
 from tasks.validation.near_duplicates import RowTexts, hash_shingles
 from tasks.validation.raw_rows import NOTHING, open_raw_rows
 from tests.support.validation import sampled, scanned, workers, write_raw
 from trainer import objectives
+from trainer.objectives.bases.rows import to_json
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,34 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     texts = RowTexts(objective, [one for one in compared.texts if one != compared.listed])
     shingles = [hash_shingles([texts.parts(row)])[0] for row in train.rows(texts.read)]
     assert all(np.array_equal(shingles[0], own) for own in shingles[1 : 1 + len(case.equal)]), "near duplicates"
+
+
+GROUPED = [
+    (["a", "b", "a"], ["x", "x", "x"], ["`data.group_by: [text]` keeps equal ones together, so that none is lost"]),
+    (["a", "b", "a"], ["x ", "x", "x"], ["where a hash splits the rows, `data.group_by: [text]` keeps equal ones"]),
+    (["a", "b", "b "], ["x", "x", "x"], ["in text ('b' and 'b ')", "strip the ends of texts"]),  # both in train
+    (["a\n", "b", "c"], ["x", "x", "x"], ["written differently in text ('a' and 'a\\n')", "strip the ends of texts"]),
+]
+
+
+@pytest.mark.parametrize(("texts", "labels", "said"), GROUPED)
+def test_group_by_is_offered_where_it_keeps_equal_rows_together(
+    tmp_path: Path, texts: list[str], labels: list[str], said: list[str]
+) -> None:
+    """It compares what is written, in ingest. The sentence is held against the split that ingest would make with it."""
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+    train = {"text": texts, "label": labels}
+    artifacts = write_raw(tmp_path, train=train, test={"text": ["a"], "label": ["x"]})
+    with workers(tmp_path) as own:
+        rows = open_raw_rows(artifacts.raw, objective.columns(), {}, own, tmp_path / "keys")
+        sentence = check_rows_across_splits(objective, rows, NOTHING).sentence or ""
+    assert all(part in sentence for part in said), sentence
+    made = [{"text": text, "label": label} for text, label in zip([*texts, "a"], [*labels, "x"], strict=True)]
+    groups = [canonical_json(group_values_of_row(row, {"text": False})) for row in made]
+    contents = [to_json(objective.content(row)) for row in made]
+    pairs = {*zip(contents, groups, strict=True)}
+    is_kept_together = len(pairs) == len({*contents})
+    assert is_kept_together == ("written differently" not in sentence)
 
 
 TEMPLATES = {
