@@ -43,7 +43,7 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, Request
 def as_permanent_error(error: BaseException, api: HfApi, where: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
-    namespace, name = where.split("/")[-2:]
+    namespace = where.split("/")[-2]
     fix = ""
     if isinstance(cause, EvergreenError):
         return cause
@@ -70,11 +70,11 @@ def as_permanent_error(error: BaseException, api: HfApi, where: str) -> Evergree
 
 def _fix_of_missing(cause: HfHubHTTPError, where: str) -> str:
     """Return what to do where there is no such repository or revision. In a Hub that is a folder, a token sees all of its owner."""
-    namespace, name = where.split("/")[-2:]
+    *hub, namespace, name = where.split("/")
     if isinstance(cause, RevisionNotFoundError):
         return f"name a tag, a commit or a branch of {namespace}/{name}: `evergreen releases` lists the releases of your recipes"
     if "://" not in where:
-        what = f"there is no {namespace}/{name} in {where.split('/')[0]} yet: `evergreen run` with a recipe that publishes to it makes it"
+        what = f"there is no {namespace}/{name} in {hub[0]} yet: `evergreen run` with a recipe that publishes to it makes it"
         return f"{what}; if it is on another Hub, name that (HF_ENDPOINT, publish.endpoint)"
     return f"check that {namespace} exists, that {namespace}/{name} was published, and that the token may see it"
 

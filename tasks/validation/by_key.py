@@ -113,7 +113,7 @@ def _compare_hashes(
     with rows.folder() as folder:
         files = [folder / f"{number:05}.hashes" for number in range(len(rows.parts))]
         considered = sum(rows.run(write, rows.parts, skip=skip, paths=files, **settings))
-        work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends, numbers)
+        work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends, numbers=numbers)
         found = list(rows.workers.map(work, bucket_ranges(considered), what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own, _ in found]).sort_index()
     success = (
@@ -222,8 +222,9 @@ def _in_bucket(
     starts: Sequence[int],
     set_aside: Positions,
     ends: Positions | None,
-    numbers: int,
     bucket: tuple[int, int],
+    *,
+    numbers: int,
 ) -> tuple[int, pd.Series[int], Pair | None]:
     """Return how many rows of a bucket have the key of another, and by position of each that fails the position of the row that stays.
 

@@ -171,7 +171,9 @@ def _how_to_lose_none(rows: RawRows, inputs: Sequence[str], unlike: tuple[int, i
     one, other = rows.pick(unlike, inputs).values()
     column = next(name for name in inputs if one.get(name) != other.get(name))
     shown = " and ".join(shorten_value(row.get(column), 60) for row in (one, other))
-    what = f"some equal rows are written differently in {column} ({shown}), and `data.group_by` compares what is written"
+    what = (
+        f"some equal rows are written differently in {column} ({shown}), and `data.group_by` compares what is written"
+    )
     return f"{what}: where a hash splits the rows, write them alike at the source (strip the ends of texts), and {group_by}"
 
 

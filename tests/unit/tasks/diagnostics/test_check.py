@@ -33,8 +33,8 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
-from tests.support.signs_of_life import without_signs_of_life
 from tests.support.settings_check import check_settings_in_this_process
+from tests.support.signs_of_life import without_signs_of_life
 from trainer import objectives
 from trainer.loop import arguments
 from trainer.model import config_check

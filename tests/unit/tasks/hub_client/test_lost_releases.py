@@ -194,7 +194,9 @@ def test_forgetting_holds_for_one_hub_and_until_its_next_release(
         forget_lost_releases(recipe, by="ann", why="the disk died")
         assert "forgotten: the release release-1" in capsys.readouterr().out
         assert project.lost(api) == []
-        log, kept = (folder / "log.jsonl" for folder in (project.artifacts.run / "release", project.artifacts.unrecorded))
+        log, kept = (
+            folder / "log.jsonl" for folder in (project.artifacts.run / "release", project.artifacts.unrecorded)
+        )
         said = log.read_text()
         log.write_text(before)
         assert project.lost(api) == ["the release release-1"], "as git checkout takes it back"

@@ -89,7 +89,9 @@ def test_a_field_that_the_hub_does_not_know_is_refused(filled: HfApi, hub: Local
         for method, path, body in BODIES:
             answer = client.request(method, path, json=body | {"only_for": "alice"})
             is_known = any(part in path for part in MAY_SAY_MORE)
-            assert is_known or (answer.status_code == 400 and "only_for is a field that" in answer.json()["error"]), path
+            assert is_known or (answer.status_code == 400 and "only_for is a field that" in answer.json()["error"]), (
+                path
+            )
         header = json.dumps({"key": "header", "value": {"summary": "s", "parent_commit": "0" * 40}})
         assert client.post(f"{API}/commit/main", content=header).status_code == 400
     assert filled.repo_exists(REPO)

@@ -17,9 +17,15 @@ from tests.support.terminal import CTRL_C, terminal
 from trainer.reporting import signs_of_life
 from trainer.reporting.signs_of_life import Work
 
+
 def test_tests_leave_out_these_lines_and_no_other() -> None:
     said = f"{Work('check: loads torch', since_s=9).as_line()}\n"
-    for other in ("check: UserWarning: something is odd\n", "check: x.yaml is sound\n", "", "Traceback (most recent call last)\n"):
+    for other in (
+        "check: UserWarning: something is odd\n",
+        "check: x.yaml is sound\n",
+        "",
+        "Traceback (most recent call last)\n",
+    ):
         assert without_signs_of_life(said + other + said) == other
 
 
