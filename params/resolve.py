@@ -16,6 +16,7 @@ from params.loading import load, read_yaml_document
 from params.schema import Recipe
 
 _NULL: Final = "tag:yaml.org,2002:null"
+_NOT_GIVEN: Final = object()
 
 
 def write_resolved_recipe(artifacts: Artifacts) -> None:
@@ -36,16 +37,25 @@ def recipe_text_marking_defaults(artifacts: Artifacts) -> str:
 
 
 def _annotated(values: Mapping[str, Any], given: Any) -> CommentedMap:
-    found = CommentedMap()
+    found, file_values = CommentedMap(), _by_key(values, given)
     for key, value in values.items():
-        own = given.get(key) if isinstance(given, Mapping) else None
+        own = file_values.get(key, _NOT_GIVEN)
         if isinstance(value, Mapping) and value:
             found[key] = _annotated(value, own)
         else:
             found[key] = value
-            if not (isinstance(given, Mapping) and key in given):
+            if own is _NOT_GIVEN:
                 found.yaml_add_eol_comment("default", key)
     return found
+
+
+def _by_key(values: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
+    """Return what the file gives for each key; a short form, such as `function: "module:name"`, gives the keys that have its value."""
+    if isinstance(given, Mapping):
+        return given
+    if given is _NOT_GIVEN:
+        return {}
+    return {key: given for key, value in values.items() if value == given} or dict.fromkeys(values, given)
 
 
 def _text(content: Mapping[str, Any]) -> str:

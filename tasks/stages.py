@@ -199,13 +199,36 @@ def append_to_log_once(
             write_text_atomically(log, f"{before}{end}{line}\n")
 
 
+def append_to_log_in_git(artifacts: Artifacts, path: Path, entry: Report) -> None:
+    """Append an entry to a log that git keeps, and nowhere else: it is what a person says, and whoever takes it out of the log takes it back.
+
+    Lines that no branch may have yet come before it, because they are older.
+
+    Raises:
+        StorageError, TransientError: as `append_to_log_once`.
+    """
+    with hold_file_lock(artifacts.log_lock, f"a write to {path}", wait_s=30.0):
+        lines = dict.fromkeys(
+            line
+            for log in (path, artifacts.unrecorded / path.name)
+            for line in (log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else ())
+            if line
+        )
+        write_text_atomically(path, "".join(f"{line}\n" for line in [*lines, entry.model_dump_json()]))
+
+
 def read_log_and_unrecorded(artifacts: Artifacts, path: Path, kind: type[ReportT]) -> list[ReportT]:
     """Return the entries of a log, without damaged lines; then those that no branch may have yet.
 
     `git reset` takes lines out of the log that were not recorded. What they say has happened all the same.
     """
+    return read_logs((path, artifacts.unrecorded / path.name), kind)
+
+
+def read_logs(logs: Iterable[Path], kind: type[ReportT]) -> list[ReportT]:
+    """Return the entries of several logs, each line once, without damaged lines."""
     entries, known = [], set[bytes]()
-    for log in (path, artifacts.unrecorded / path.name):
+    for log in logs:
         for number, line in enumerate(log.read_bytes().split(b"\n") if log.exists() else (), start=1):
             if not line or line in known:
                 continue

@@ -13,7 +13,13 @@ import pydantic
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import Report, append_to_log_once, list_runs_with_log, read_log_and_unrecorded
+from tasks.stages import (
+    Report,
+    append_to_log_in_git,
+    append_to_log_once,
+    list_runs_with_log,
+    read_log_and_unrecorded,
+)
 
 SketchOf = Literal["texts", "inputs", "words"]
 """What a sketch of rows has the hashes of: the words of inputs; in lines of earlier versions inputs as they are written, or whole texts,
@@ -117,12 +123,25 @@ def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: dateti
     Raises:
         StorageError, TransientError: as `append_to_log_once`.
     """
-    timed = entry.model_copy(update={"time": (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")})
+    timed = _with_time(entry, time)
 
     def is_same(one: ReleaseEvent, other: ReleaseEvent) -> bool:
         return one.model_copy(update={"time": other.time}) == other
 
     append_to_log_once(artifacts, artifacts.release_events, timed, is_same)
+
+
+def append_forgotten_releases(artifacts: Artifacts, entry: ReleaseEvent) -> None:
+    """Append an entry that allows to go on without releases; it holds while the log in git has it.
+
+    Raises:
+        StorageError, TransientError: as `append_to_log_in_git`.
+    """
+    append_to_log_in_git(artifacts, artifacts.release_events, _with_time(entry, None))
+
+
+def _with_time(entry: ReleaseEvent, time: datetime | None) -> ReleaseEvent:
+    return entry.model_copy(update={"time": (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")})
 
 
 def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:

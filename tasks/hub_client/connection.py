@@ -11,8 +11,10 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
@@ -79,7 +81,7 @@ def open_repository(
     """Open a repository; the local Hub runs inside the block.
 
     On the local Hub, the client acts for the namespace of `repo_id`, with a token that only this process knows. Another Hub
-    needs a token `to_write`.
+    needs a token `to_write`. Who only reads makes no folder of a local Hub where none is: there, an empty one is served.
 
     Raises:
         HubRefusedError: there is no token for a remote Hub, or its address holds a password.
@@ -93,8 +95,13 @@ def open_repository(
         token = require_token_for_hub(endpoint) if to_write else find_token_for_hub(endpoint)
         yield HubRepository(HfApi(endpoint=endpoint, token=token or False), repo_id)
         return
-    with open_local_repository(local_hub_folder(artifacts), repo_id) as repository:
-        yield repository
+    folder = local_hub_folder(artifacts)
+    if to_write or folder.exists():
+        with open_local_repository(folder, repo_id) as repository:
+            yield repository
+        return
+    with TemporaryDirectory() as empty, open_local_repository(Path(empty), repo_id) as repository:
+        yield replace(repository, folder=folder.name)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,12 @@ import re
 
 import httpx2
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
 
 from params.foundation.errors import EvergreenError, HubRefusedError, StorageError
 from params.foundation.secrets import without_secrets
@@ -38,7 +43,7 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, Request
 def as_permanent_error(error: BaseException, api: HfApi, where: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
-    namespace, name = where.split("/")[-2:]
+    namespace = where.split("/")[-2]
     fix = ""
     if isinstance(cause, EvergreenError):
         return cause
@@ -51,7 +56,7 @@ def as_permanent_error(error: BaseException, api: HfApi, where: str) -> Evergree
             fixes = {
                 401: "set HF_TOKEN to a valid token with write access, or run `hf auth login`",
                 403: f"give the token write access to {namespace}, or publish to a namespace that it may write",
-                404: f"check that {namespace} exists and that the token may see {namespace}/{name}",
+                404: _fix_of_missing(cause, where),
             }
             fix = fixes.get(status, "correct what the message names")
     elif isinstance(cause, OfflineModeIsEnabled):
@@ -61,6 +66,17 @@ def as_permanent_error(error: BaseException, api: HfApi, where: str) -> Evergree
     elif isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
         fix = "correct what the message names"
     return HubRefusedError(where, describe_without_secrets(error, api), fix) if fix else None
+
+
+def _fix_of_missing(cause: HfHubHTTPError, where: str) -> str:
+    """Return what to do where there is no such repository or revision. In a Hub that is a folder, a token sees all of its owner."""
+    *hub, namespace, name = where.split("/")
+    if isinstance(cause, RevisionNotFoundError):
+        return f"name a tag, a commit or a branch of {namespace}/{name}: `evergreen releases` lists the releases of your recipes"
+    if "://" not in where:
+        what = f"there is no {namespace}/{name} in {hub[0]} yet: `evergreen run` with a recipe that publishes to it makes it"
+        return f"{what}; if it is on another Hub, name that (HF_ENDPOINT, publish.endpoint)"
+    return f"check that {namespace} exists, that {namespace}/{name} was published, and that the token may see it"
 
 
 def _root_cause(error: BaseException) -> tuple[BaseException, bool]:

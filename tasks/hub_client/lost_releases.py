@@ -17,7 +17,7 @@ from params import EvergreenError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.repository_name import name_repository
-from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded
+from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded, read_logs
 
 if TYPE_CHECKING:
     from tasks.hub_client.release_log import MainHistory
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 10.0
 """How long validate waits for an answer that it can do without."""
 FORGOTTEN = "forgotten"
-"""The event of a line that says that the lines before it are about releases which the Hub has lost."""
+"""The event of a line that says that the lines before it are about releases which the Hub has lost, while the log in git has it."""
 
 
 class LoggedRelease(Report):
@@ -92,11 +92,12 @@ def _read_not_forgotten(run: Artifacts, repo_id: str, endpoint: str) -> list[Log
     """Return what the log of a run says of releases and rollbacks of a repository, since the Hub was said to have lost the earlier ones."""
     entries = read_log_and_unrecorded(run, run.release_events, LoggedRelease)
     here = name_repository(endpoint, repo_id)
+    said = [one for one in read_logs([run.release_events], LoggedRelease) if one.event == FORGOTTEN]
     named = [(name_repository(one.endpoint, one.repo_id), one) for one in entries]
-    named = [(name, one.model_copy(update={"run": run.recipe})) for name, one in named if name.repo_id == here.repo_id]
-    forgotten = [number for number, (name, one) in enumerate(named) if one.event == FORGOTTEN and name == here]
-    own = [one for _, one in named]
-    return [one for one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
+    own = [(name, one) for name, one in named if name.repo_id == here.repo_id]
+    forgotten = [number for number, (name, one) in enumerate(own) if one in said and name == here]
+    left = [one for _, one in own[max(forgotten, default=-1) + 1 :] if one.event in {"published", "rollback"}]
+    return [one.model_copy(update={"run": run.recipe}) for one in left]
 
 
 def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from params import load
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent, append_release_event
+from tasks.evaluation.release_events import ReleaseEvent, append_forgotten_releases
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import find_lost_releases
 from tasks.hub_client.release_log import MainHistory
@@ -31,7 +31,8 @@ def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
     for last in {one.run: one for one in lost}.values():
         run = Artifacts(last.run, artifacts.root)
         place = {"repo_id": publish.repo_id, "endpoint": endpoint, "commit": last.commit, "tag": last.tag}
-        append_release_event(run, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
+        append_forgotten_releases(run, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
         logs.append(str(run.release_events))
     print(f"forgotten: {', '.join(one.name for one in lost)}")
     print(f"commit {' and '.join(logs)}: then the next run on any machine compares with what {where} has")
+    print(f"to take it back: git checkout {' '.join(logs)}")

@@ -360,6 +360,8 @@ def _data_keys(
             data[f"# {quality.repeated:,} {why}."] = ""
         else:
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
+            if not quality.is_written_alike:
+                why += " if they are written alike; some have other white space, so strip texts at the source"
             data["group_by"] = AdvisedValue(columns, why)
     elif groups and shares:
         data["group_by"] = AdvisedValue([*groups], "rows that are judged together are in one split")

@@ -16,6 +16,7 @@ from trainer import objectives
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import to_json
 from trainer.objectives.bases.span_places import is_moved
 
 _OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
@@ -46,6 +47,8 @@ class SampleQuality(NamedTuple):
     """Held-out rows whose text training rows have, too."""
     unlabelled: str
     """The column of labels, if `-` stands there for none."""
+    is_written_alike: bool
+    """Whether equal texts are written alike, as `data.group_by` compares them; False if some have other white space at their ends."""
     remarks: Sequence[str]
     """What else a person should know, a sentence each."""
 
@@ -125,15 +128,19 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
     columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
-    texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
-    for row in train if columns else ():
+    inputs = [_input(row, columns, objective) for row in train] if columns else []
+    known_inputs = [_input(row, columns, objective) for row in held_out] if columns else []
+    texts = Counter(inputs)
+    for row, own in zip(train, inputs, strict=False):
         target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
-        answers.setdefault(_input(row, columns), set()).add(target)
+        answers.setdefault(own, set()).add(target)
+    written = {to_json([row.get(column) for column in columns]) for row in (*train, *held_out)}
+    is_written_alike = not columns or len(written) == len({*inputs, *known_inputs})
     conversation = proposal.columns.get("messages")
     turns = [read_turns(row[conversation]) for row in train] if conversation else []
     unanswered = sum(own[-1]["role"] != "assistant" for own in turns)
     repeated = len(train) - len(answers) if columns else 0
-    known = sum(_input(row, columns) in answers for row in held_out)
+    known = sum(own in answers for own in known_inputs)
     conflicting = sum(len(found) > 1 for found in answers.values())
     spans = proposal.columns.get("spans")
     moved = sum(is_moved(span, objective.text(row)) for row in train for span in (row.get(spans) or ())) if spans else 0
@@ -144,7 +151,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     remarks = {
         f"{repeated:,} training rows repeat a text; they are kept": repeated and not objective.group_columns,
         f"{known:,} held-out rows have a text that training rows have, too; to set those of training aside, name its column"
-        " in data.group_by": known,
+        f" in data.group_by{'' if is_written_alike else ', and write equal ones alike: some have other white space'}": known,
         f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
         f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}": few,
         f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
@@ -164,6 +171,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         largest_group=max(texts.values(), default=0),
         known=known,
         unlabelled=unlabelled,
+        is_written_alike=is_written_alike,
         remarks=[remark for remark, count in remarks.items() if count],
     )
 
@@ -188,8 +196,10 @@ def input_columns(proposal: ObjectiveProposal) -> list[str]:
     return next((found for flags in kinds if (found := proposal.read_columns(*flags))), [])
 
 
-def _input(row: Row, columns: Sequence[str]) -> str:
-    return "\n".join(str(row.get(column)) for column in columns)
+def _input(row: Row, columns: Sequence[str], objective: Objective[Any]) -> str:
+    """Return the content of a row's input, by which validation finds equal rows, too."""
+    content = objectives.content_of_row(objective, row)
+    return to_json([content.get(column) for column in columns])
 
 
 def _reason(row: Row, objective: Objective[Any]) -> str | None:

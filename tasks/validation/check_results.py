@@ -24,6 +24,7 @@ from tasks.validation.raw_rows import NOTHING, Positions, RawRows, positions_in_
 from tasks.validation.report import CheckReport, FailingRow, Origin, expectation_as_call, shorten_value
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
+from trainer.objectives.bases.row_content import without_outer_space
 
 Check = tuple[Origin, Expectation]
 """An expectation and where it comes from."""
@@ -158,25 +159,38 @@ def check_rows_across_splits(objective: Objective[Any], rows: RawRows, set_aside
     compared = {name: kind for name, kind in objective.columns().items() if name not in objective.beside_content}
     columns = ", ".join(compared)
     sentence = f"{told} are set aside: a split that is held out from them has rows that are equal in {columns}"
-    can_group = {*compared.values()} <= {"string", "optional", "label", "number"}
-    if can_group and not rows.splits["train"].group_by and _would_stay_together(rows, found, [*compared]):
-        sentence += f"; where a hash splits the rows, `data.group_by: [{columns}]` keeps equal ones together, so that none is lost"
+    inputs = [name for name, kind in compared.items() if kind in ("string", "optional")]
+    can_group = inputs and {*compared.values()} <= {"string", "optional", "label", "number"}
+    if can_group and not rows.splits["train"].group_by:
+        sentence += _how_to_keep_together(rows, found, inputs)
     return CheckResult("recipe", expectation, found, sentence=sentence)
 
 
-def _would_stay_together(rows: RawRows, found: ExpectationResult, columns: Sequence[str]) -> bool:
-    """Whether rows that are one to the objective have the same values in some columns, as far as the first ones tell.
+def _how_to_keep_together(rows: RawRows, found: ExpectationResult, inputs: Sequence[str]) -> str:
+    """Return what keeps equal rows in one split, as far as the first ones tell; nothing where `data.group_by`, which compares what is written, does not.
 
-    Texts that belong together in either order do not, nor do those with other white space at their ends.
+    `inputs` are the columns of texts that a model is given.
     """
+    group_by = f"`data.group_by: [{', '.join(inputs)}]` keeps those together that are written alike"
+    for one, other in _first_pairs(rows, found, inputs):
+        column = next((name for name in inputs if one[name] != other[name]), None)
+        if column is None:
+            continue
+        if without_outer_space(one[column]) != without_outer_space(other[column]):
+            return ""
+        shown = " and ".join(shorten_value(row[column], 60) for row in (one, other))
+        what = f"; some are written differently in {column} ({shown})"
+        return f"{what}: where a hash splits the rows, strip the ends of texts at the source, and {group_by}"
+    return f"; where a hash splits the rows, {group_by}"
+
+
+def _first_pairs(rows: RawRows, found: ExpectationResult, columns: Sequence[str]) -> list[tuple[Row, Row]]:
+    """Return the first rows that fail, each with the one that it repeats."""
     if found.failing is None or found.repeats is None:
-        return False
+        return []
     failing, repeated = found.failing[:_PAIRS].tolist(), found.repeats[0, :_PAIRS].tolist()
     picked = rows.pick([*failing, *repeated], columns)
-    return all(
-        all(picked[one][name] == picked[other][name] for name in columns)
-        for one, other in zip(failing, repeated, strict=True)
-    )
+    return [(picked[one], picked[other]) for one, other in zip(failing, repeated, strict=True)]
 
 
 def _ends(rows: RawRows, split: str) -> tuple[int, int]:

@@ -111,6 +111,12 @@ class MultipleChoice(Objective[Options]):
         learned = without_outer_space(self._choices(row)[right])
         return {**super().content(row), first: learned, **dict.fromkeys(others)}
 
+    def input_content(self, row: Row) -> Mapping[str, Any]:
+        """As the base class; a model is given all choices, in any order."""
+        first, *others = column_or_template(self.options.choices_column).columns
+        given = sorted(map(without_outer_space, self._choices(row)), key=str)
+        return {**super().input_content(row), first: given, **dict.fromkeys(others)}
+
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterator[Problem]:
         if (
             names_columns(self.options.choices_column)

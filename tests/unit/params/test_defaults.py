@@ -154,3 +154,12 @@ class TestResolved:
             "lora: null # default",
         } <= set(lines)
         assert YAML(typ="safe").load(text) == load(artifacts.recipe_path).model_dump(mode="json")
+
+    def test_show_marks_no_value_of_the_file_as_default_in_short_forms_either(self, artifacts: Artifacts) -> None:
+        own = {"function": "mine.metrics:own", "directions": {"own": "max"}}
+        changes = {"evaluation": {"metrics": own}, "training": {"max_steps": 3, "loss": "mine.losses:own"}}
+        changes["validation"] = {"drift": "fail"}
+        write(artifacts, short("sequence_classification", PRETRAINED, **changes))
+        lines = {" ".join(line.split()) for line in recipe_text_marking_defaults(artifacts).splitlines()}
+        assert {"name: mine.metrics:own", "name: mine.losses:own", "own: max", "on_drift: fail"} <= lines
+        assert "preprocess_logits: null # default" in lines

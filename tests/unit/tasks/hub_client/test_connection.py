@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -39,6 +40,26 @@ def test_no_bar_is_drawn_for_what_stays_on_this_machine(tmp_path: Path, monkeypa
             assert are_progress_bars_disabled()
         assert are_progress_bars_disabled() is not is_drawn, "another Hub may be far away"
     enable_progress_bars()
+
+
+def test_who_only_reads_makes_no_hub_and_is_told_that_nothing_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `releases`, `try`, `check` and `reproduce` in a fresh clone."""
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    artifacts, told = Artifacts("tiny", root=tmp_path), []
+    for to_write in (False, True):
+        with open_repository(artifacts, repo_id=REPO, endpoint=LOCAL, to_write=to_write) as repository:
+            for revision in ("main", "release-0"):
+                with pytest.raises(HubRefusedError) as raised:
+                    repository.retry_until_clear(partial(repository.api.model_info, REPO, revision=revision))
+                told.append(raised.value.fix)
+                if to_write:
+                    repository.api.create_repo(REPO)
+            assert repository.where == f".hub/{REPO}"
+        assert (tmp_path / ".hub").exists() is to_write
+    assert all(f"there is no {REPO} in .hub yet: `evergreen run`" in fix for fix in told[:3]), told
+    assert "`evergreen releases` lists the releases" in told[3]
 
 
 def test_only_the_stage_itself_can_use_its_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,20 @@ def test_forgetting_holds_for_one_hub_and_until_its_next_release(
         forget_lost_releases(recipe, by="ann", why="the disk died")
         assert "forgotten: the release release-1" in capsys.readouterr().out
         assert project.lost(api) == []
+        log, kept = (
+            folder / "log.jsonl" for folder in (project.artifacts.run / "release", project.artifacts.unrecorded)
+        )
+        said = log.read_text()
+        log.write_text(before)
+        assert project.lost(api) == ["the release release-1"], "as git checkout takes it back"
+        log.write_text("")
+        forget_lost_releases(recipe, by="ann", why="the release is in no commit yet")
+        assert project.lost(api) == []
+        log.write_text(before)
+        kept.write_text(said)
+        assert project.lost(api) == ["the release release-1"], "a copy that git does not have says nothing"
+        log.write_text(said)
+        assert project.lost(api) == []
     assert project.lost_on_copy(tmp_path / "third") == ["the release release-1"], "another address is another Hub"
 
 

@@ -93,6 +93,15 @@ def test_repeated_rows_are_how_people_write_and_stay() -> None:
     assert notes[1].startswith("1 held-out rows have a text that training rows have, too")
 
 
+def test_rows_repeat_a_text_whatever_white_space_is_at_its_ends_unless_that_is_learned() -> None:
+    train = [*rows(50), {"text": "text 2 ", "label": "label 0"}]
+    found = judged(train, [{"text": "\ttext 3", "label": "label 1"}])
+    assert (found.repeated, found.largest_group, found.known, found.is_written_alike) == (1, 2, 1, False)
+    assert "in data.group_by, and write equal ones alike" in "".join(found.notes())
+    assert judged([*rows(50), *rows(1)]).is_written_alike
+    assert judged(train, proposal=ObjectiveProposal("causal_lm", {"text": "text"})).repeated == 0
+
+
 def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None:
     train = [*rows(20), {"text": "text 1", "label": "label 0"}, {"text": "rare", "label": "x"}]
     found = judged(train, [{"text": "new", "label": "unheard"}])

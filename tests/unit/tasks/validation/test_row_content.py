@@ -232,13 +232,16 @@ TARGETS = {
     "multi_label_classification of columns": {"red", "blue"},
     "token_classification": {"spans"},
     "question_answering": {"answers"},
-    "multiple_choice": {"label"},
+    "multiple_choice": {"choices", "label"},
+    "multiple_choice of columns": {"label"},
     "regression": {"label"},
     "regression of texts": {"label"},
     "ranking": {"relevance"},
     "embedding of lists": {"negatives"},
     "embedding of classes": {"label"},
+    "embedding of scored pairs": {"score"},
     "dpo": {"chosen", "rejected"},
+    "reward": {"chosen", "rejected"},
     "reward with margins": {"margin"},
     "kto": {"liked"},
     "grpo": {"answer"},
@@ -297,6 +300,30 @@ def test_equal_rows_are_one_everywhere_and_others_are_not(tmp_path: Path, name: 
     groups, copies = group_with_copies(train, objective)
     assert copies >= len(case.equal)
     assert groups is None or len({*groups.numbers[: 1 + len(case.equal)]}) == 1, "one observation of the gate"
+
+
+GROUPED = [
+    (
+        ["a", "b", "a"],
+        "; where a hash splits the rows, `data.group_by: [text]` keeps those together that are written alike",
+    ),
+    (
+        ["a\n", "b", "c"],
+        "; some are written differently in text ('a\\n' and 'a'): where a hash splits the rows, strip the ends",
+    ),
+]
+
+
+@pytest.mark.parametrize(("texts", "said"), GROUPED)
+def test_group_by_is_offered_for_what_it_keeps_together(tmp_path: Path, texts: list[str], said: str) -> None:
+    """It compares what is written, in ingest."""
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+    train = {"text": texts, "label": ["x", "x", "x"]}
+    artifacts = write_raw(tmp_path, train=train, test={"text": ["a"], "label": ["x "]})
+    with workers(tmp_path) as own:
+        rows = open_raw_rows(artifacts.raw, objective.columns(), {}, own, tmp_path / "keys")
+        sentence = check_rows_across_splits(objective, rows, NOTHING).sentence or ""
+    assert said in sentence, sentence
 
 
 TEMPLATES = {

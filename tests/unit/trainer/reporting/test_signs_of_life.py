@@ -12,9 +12,22 @@ import pytest
 
 from tests.support.clock import Heard, listen
 from tests.support.project import ROOT
+from tests.support.signs_of_life import without_signs_of_life
 from tests.support.terminal import CTRL_C, terminal
 from trainer.reporting import signs_of_life
 from trainer.reporting.signs_of_life import Work
+
+
+def test_tests_leave_out_these_lines_and_no_other() -> None:
+    said = f"{Work('check: loads torch', since_s=9).as_line()}\n"
+    for other in (
+        "check: UserWarning: something is odd\n",
+        "check: x.yaml is sound\n",
+        "",
+        "Traceback (most recent call last)\n",
+    ):
+        assert without_signs_of_life(said + other + said) == other
+
 
 HEAD = """
 import logging, sys, time
