@@ -144,8 +144,9 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
 
 def _are_turns_before(column: SampledColumn, columns: Columns) -> bool:
     """Whether a column has the turns before a prompt and its answer, each as a list of what was asked and what was answered."""
-    are_turns = _holds(column, lambda one: isinstance(one, list) and [*map(type, one)] == [str, str])
-    return are_turns and column.name.lower() == "history" and all(own.kind == "text" for own in _pair(columns))
+    pair = _pair(columns)
+    is_called_so = column.name.lower() == "history" and bool(pair) and all(own.kind == "text" for own in pair)
+    return is_called_so and _holds(column, lambda one: isinstance(one, list) and [*map(type, one)] == [str, str])
 
 
 def _with_turns_before(row: Row, name: str, _: Any) -> list[NewRow]:
