@@ -68,7 +68,7 @@ def list_parents(artifacts: Artifacts, model: Model) -> list[Ancestor]:
     """Return the models that a training with this section of the recipe starts from now: its start, then its base."""
     start = read_pinned_start(artifacts, model.start)
     own = [_start(artifacts, start)] if start else []
-    base = _find_base_model(artifacts, model, find_base_commit(model))
+    base = _find_base_model(artifacts, model)
     return [*own, *([base] if base else [])]
 
 
@@ -136,13 +136,16 @@ def _start(artifacts: Artifacts, start: ReleaseReference) -> Ancestor:
     return replace(own, unknown=f"{start.name}: what it says of its rows is no longer in {artifacts.start_record}")
 
 
-def _find_base_model(artifacts: Artifacts, model: Model, commit: str | None) -> Ancestor | None:
-    """Return the base of a model, if it is one that Evergreen may have made; `commit` is that of a base from a Hub, if it is known."""
+def _find_base_model(artifacts: Artifacts, model: Model, commit: str | None = None) -> Ancestor | None:
+    """Return the base of a model, if it is one that Evergreen may have made.
+
+    `commit` is that of a base from a Hub; by default the one that the client's cache has.
+    """
     if model.pretrained is None:
         return None
     folder = artifacts.root / model.pretrained
     if not folder.is_dir():
-        return _find_hub_model(model.pretrained, commit or model.revision)
+        return _find_hub_model(model, commit)
     if (folder / PROVENANCE).exists():
         return _release_in_folder(folder, model.pretrained)
     runs, place = (artifacts.root / "runs").resolve(), folder.resolve()
@@ -167,15 +170,15 @@ def _release_in_folder(folder: Path, name: str, endpoint: str = "", repo_id: str
     return Ancestor(name, is_of_base=True, folder=folder, endpoint=endpoint, published=published)
 
 
-def _find_hub_model(name: str, revision: str | None) -> Ancestor | None:
-    found: dict[str, Path | None] = {}
-    for file in (PROVENANCE, KNOWN_ROWS, PROFILE):
-        try:
-            found[file] = fetch_if_there(name, file, revision)
-        except (OSError, ValueError) as error:
-            why = f"{name}: its Hub did not say whether it is a release of Evergreen: {type(error).__name__}"
-            return Ancestor(name, is_of_base=True, unknown=f"{why}; train again when it answers")
-        if not found[PROVENANCE]:
-            return None
+def _find_hub_model(model: Model, commit: str | None) -> Ancestor | None:
+    name = str(model.pretrained)
+    try:
+        revision = commit or find_base_commit(model) or model.revision
+        record = fetch_if_there(name, PROVENANCE, revision)
+        for file in (KNOWN_ROWS, PROFILE) if record else ():
+            fetch_if_there(name, file, revision)
+    except (OSError, ValueError) as error:
+        why = f"{name}: its Hub did not say whether it is a release of Evergreen: {type(error).__name__}"
+        return Ancestor(name, is_of_base=True, unknown=f"{why}; train again when it answers")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    return _release_in_folder(Path(str(found[PROVENANCE])).parent, name, endpoint, name)
+    return _release_in_folder(record.parent, name, endpoint, name) if record else None

@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
+from params.schema import Model
 from tasks.hub_client.cached_files import fetch_if_there
 from tasks.hub_server.server import LocalHub
 from tasks.lineage.ancestors import _find_hub_model
@@ -30,7 +31,7 @@ def test_a_hub_that_does_not_answer_does_not_say_no(tmp_path: Path, monkeypatch:
         assert Path(str(fetch_if_there(REPO, "asked.json"))).read_bytes() == b"{}"
         with pytest.raises(RepositoryNotFoundError):
             fetch_if_there("tests/nothing", "none.json")
-        assert _find_hub_model(REPO, commit) is None
+        assert _find_hub_model(Model(pretrained=REPO), commit) is None
     monkeypatch.setattr("huggingface_hub.file_download._ETAG_RETRY_TIMEOUT", 0.1)
     for is_offline in (True, False):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
@@ -39,7 +40,7 @@ def test_a_hub_that_does_not_answer_does_not_say_no(tmp_path: Path, monkeypatch:
             assert fetch_if_there(REPO, "asked.json", commit) is not None
             with pytest.raises(LocalEntryNotFoundError):
                 fetch_if_there(REPO, "never-asked.json", commit)
-            assert _find_hub_model(REPO, commit) is None, "it was asked while it answered"
-            unknown = _find_hub_model("tests/other", None)
+            assert _find_hub_model(Model(pretrained=REPO), commit) is None, "it was asked while it answered"
+            unknown = _find_hub_model(Model(pretrained="tests/other"), None)
         assert unknown
         assert "its Hub did not say whether it is a release" in unknown.unknown
