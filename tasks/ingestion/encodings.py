@@ -81,16 +81,22 @@ def translate_read_errors(path: Path, name: str) -> Iterator[None]:
     try:
         if path.stat().st_size == 0:
             raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
-        with path.open("rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                what = "is a pointer of Git LFS, which stands in place of the file"
-                raise DataError(name, what, "get the file itself: git lfs pull")
+        refuse_lfs_pointer(path, name)
         yield
     except UnicodeDecodeError as error:
         raise not_utf8_error(path, name, error) from error
     except OSError as error:
         fix = "check that the file exists and that you may read it"
         raise DataError(name, f"cannot be read: {error}", fix) from error
+
+
+def refuse_lfs_pointer(path: Path, name: str) -> None:
+    """Refuse what Git LFS leaves in the place of a file that was not fetched."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    if is_pointer:
+        what = "is a pointer of Git LFS, which stands in place of the file"
+        raise DataError(name, what, "get the file itself: git lfs pull")
 
 
 def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataError:

@@ -21,6 +21,7 @@ from tasks.ingestion.encodings import (
     convert_command,
     format_suffix,
     open_as_utf8,
+    refuse_lfs_pointer,
     translate_read_errors,
 )
 from tasks.ingestion.formats import SUFFIXES
@@ -51,10 +52,9 @@ def refuse_misreadable_file(path: Path) -> None:
     Raises:
         DataError: the file has another format or encoding, or no header.
     """
-    suffix, name = format_suffix(path), str(path)
-    with translate_read_errors(path, name):
-        is_tagged = holds_tagged_words(path)
-    if is_tagged:
+    suffix = format_suffix(path)
+    refuse_lfs_pointer(path, str(path))
+    if holds_tagged_words(path):
         fix = f"make texts with spans of it: {convert_command(path, '.jsonl')}"
         raise DataError(str(path), "has a word with its tag in each line", fix)
     if suffix in OTHER_FORMATS:

@@ -171,4 +171,6 @@ def test_tables_and_columnar_files_are_remembered_as_a_whole(tmp_path: Path) -> 
     path.write_text("text,n\n" + "".join(f"row {i},{i}\n" for i in range(2000)))
     assert looked_again(path, memory) == looked_again(path, memory)
     path.write_text(path.read_text().replace("1999\n", "none\n"))
-    assert looked_again(path, memory).csv_columns == {"text": str, "n": str}
+    layout = looked_again(path, memory).layout
+    assert layout
+    assert layout.columns == {"text": str, "n": str}
