@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -44,10 +43,11 @@ def name_repository(endpoint: str, repo_id: str) -> RepositoryName:
 def _name_hub(endpoint: str) -> str:
     if endpoint == LOCAL:
         return LOCAL
-    parts = urlsplit(endpoint.strip())
-    host, port = (parts.hostname or "").rstrip("."), None
-    with contextlib.suppress(ValueError):  # a line of a log may have any port
-        port = parts.port
+    try:
+        parts = urlsplit(endpoint.strip())
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:  # a line of a log may have anything
+        return endpoint.casefold()
     if host in _ITS_OTHER_NAMES:
         host = _PUBLIC_HUB
     if _is_loopback(host):
