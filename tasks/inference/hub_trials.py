@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from params import EvergreenError
+from params.foundation.artifacts import link_or_copy
 from tasks.hub_client.connection import open_local_repository
 from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
 from tasks.inference import trial_process
@@ -86,7 +87,7 @@ class HubModelAnswerer:
         folder.mkdir()
         for path in adapter.iterdir():
             if path.is_file() and path.name != CONFIG:
-                (folder / path.name).symlink_to(path.resolve())
+                link_or_copy(path.resolve(), folder / path.name)
         config = json.loads((adapter / CONFIG).read_bytes()) | {"base_model_name_or_path": str(base), "revision": None}
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         return folder

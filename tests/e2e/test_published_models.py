@@ -28,6 +28,7 @@ from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # a file of safetensors that holds none
 ADAPTERS = [
     "sft-adapter",
     "sequence_classification-adapter",
@@ -366,7 +367,7 @@ def test_page_says_what_is_wrong(open_hub, browser):
     api.create_repo("tests/nameless")
     config = b'{"model_type": "bert", "architectures": ["<b>Odd</b>"]}'
     api.upload_file(path_or_fileobj=config, path_in_repo="config.json", repo_id="tests/nameless")
-    api.upload_file(path_or_fileobj=b"\0", path_in_repo="model.safetensors", repo_id="tests/nameless")
+    api.upload_file(path_or_fileobj=NO_TENSORS, path_in_repo="model.safetensors", repo_id="tests/nameless")
     page = ask(browser, "nameless", TEXT)
     assert page.status_code == 422
     assert "names &lt;b&gt;Odd&lt;/b&gt;, for which there is no way to try it" in page.text
