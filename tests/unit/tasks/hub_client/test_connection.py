@@ -55,7 +55,7 @@ def test_who_only_reads_makes_no_hub_and_is_told_that_nothing_is_there(
                     repository.retry_until_clear(partial(repository.api.model_info, REPO, revision=revision))
                 told.append(raised.value.fix)
                 if to_write:
-                    repository.api.create_repo(REPO)
+                    repository.api.create_repo(REPO, exist_ok=True)
             assert repository.where == f".hub/{REPO}"
         assert (tmp_path / ".hub").exists() is to_write
     assert all(f"there is no {REPO} in .hub yet: `evergreen run`" in fix for fix in told[:3]), told
