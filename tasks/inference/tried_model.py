@@ -245,7 +245,7 @@ class AnsweringModel:
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
         if self.positions:
-            used = self._tokens(prompt, tools=self._tools(text))
+            used = self._tokens(prompt, self._tools(text))
             if used >= self.positions:
                 what = f"has {used} tokens with its prompt, and {self.where} can read {self.positions - 1}"
                 raise DataError("the text", what, "shorten it")
@@ -296,7 +296,7 @@ class AnsweringModel:
         return ConversationTokenizer(self.tokenizer)
 
     def _tokens(
-        self, prompt: str | dict[str, str] | list[dict[str, str]], *, tools: Sequence[Any] = (), **arguments: bool
+        self, prompt: str | dict[str, str] | list[dict[str, str]], tools: Sequence[Any] = (), /, **arguments: bool
     ) -> int:
         if isinstance(prompt, str | dict):
             given = prompt if isinstance(prompt, dict) else {"text": prompt}
