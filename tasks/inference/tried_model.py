@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -245,7 +245,7 @@ class AnsweringModel:
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
         if self.positions:
-            used = self._tokens(prompt, tools=self._tools(text))
+            used = self._tokens(prompt, self._tools(text))
             if used >= self.positions:
                 what = f"has {used} tokens with its prompt, and {self.where} can read {self.positions - 1}"
                 raise DataError("the text", what, "shorten it")
@@ -296,22 +296,18 @@ class AnsweringModel:
         return ConversationTokenizer(self.tokenizer)
 
     def _tokens(
-        self,
-        prompt: str | dict[str, str] | list[dict[str, str]],
-        *,
-        tools: Sequence[Any] = (),
-        arguments: Mapping[str, bool] | None = None,
+        self, prompt: str | dict[str, str] | list[dict[str, str]], tools: Sequence[Any] = (), /, **arguments: bool
     ) -> int:
         if isinstance(prompt, str | dict):
             given = prompt if isinstance(prompt, dict) else {"text": prompt}
-            return len(self.tokenizer(**given, verbose=False, **(arguments or {}))["input_ids"])
+            return len(self.tokenizer(**given, verbose=False, **arguments)["input_ids"])
         defined = {"tools": [*tools]} if tools else {}
         encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **defined)
         return len(encoded["input_ids"])
 
     def _unread(self, text: str | dict[str, str], **arguments: bool) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
-        count, limit = self._tokens(text, arguments=arguments), self.tokenizer.model_max_length
+        count, limit = self._tokens(text, **arguments), self.tokenizer.model_max_length
         end = "last" if self.tokenizer.truncation_side == "left" else "first"
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
         read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read
