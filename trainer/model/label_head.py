@@ -25,7 +25,12 @@ _OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specif
 
 
 def keep_rows_of_known_labels(
-    network: PreTrainedModel, base: str, lacking: Collection[str], mismatched: Collection[str], *, problem_type: str | None
+    network: PreTrainedModel,
+    base: str,
+    lacking: Collection[str],
+    mismatched: Collection[str],
+    *,
+    problem_type: str | None,
 ) -> set[str]:
     """Arrange the head of a model that was loaded from `base` by the labels of its configuration; return its weights if it is another one.
 

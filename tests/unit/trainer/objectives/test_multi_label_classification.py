@@ -277,7 +277,15 @@ def test_no_layer_but_the_head_is_changed(model_type):
     """Many layers have as many outputs as there are labels; the head of a decoder has no bias."""
     width = 16
     sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 1}
-    sizes |= {"n_embd": width, "n_layer": 1, "n_head": 1, "d_model": width, "d_kv": width, "d_ff": width, "num_heads": 1}
+    sizes |= {
+        "n_embd": width,
+        "n_layer": 1,
+        "n_head": 1,
+        "d_model": width,
+        "d_kv": width,
+        "d_ff": width,
+        "num_heads": 1,
+    }
     sizes |= {"num_key_value_heads": 1, "num_layers": 1, "head_dim": width, "pad_token_id": 0, "vocab_size": 32}
     config = AutoConfig.for_model(model_type, **sizes, num_labels=width, decoder_start_token_id=0)
     model = AutoModelForSequenceClassification.from_config(config)
