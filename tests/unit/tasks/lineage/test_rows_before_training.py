@@ -260,7 +260,7 @@ def damaged_release_folder(project: Project) -> dict[str, object]:
         (run_of_an_earlier_version, "runs/other/model: its training did not record which rows it has learned from"),
         (run_of_an_earlier_version_elsewhere, "others/runs/other/model: its training did not record which rows"),
         (base_whose_own_base_is_unknown, "runs/other/model: its training did not record which rows"),
-        (damaged_record, "runs/other/model: its evergreen-known-rows.dat cannot be used"),
+        (damaged_record, "runs/other/model: its list of rows is damaged"),
         (start_without_list, "tests/tiny@release-1: it does not say which rows it has learned from"),
         (start_whose_own_start_has_no_list, "tests/tiny@release-0: says nothing"),
         (damaged_release_folder, f"base: its {PROVENANCE} cannot be used"),
