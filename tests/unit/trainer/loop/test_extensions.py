@@ -112,8 +112,8 @@ def test_class_weights_change_what_a_classifier_learns(tmp_path):
         trainer = trained(made)
         batch = next(iter(trainer.get_eval_dataloader()))
         logits = trainer.model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        shares[name] = float((logits.argmax(1) == 0).float().mean())
-    assert shares["weighted"] > shares["plain"], "the first class is predicted more often"
+        shares[name] = logits.softmax(1)[:, 0].mean().item()
+    assert shares["weighted"] > shares["plain"] + 0.05, "the first class is more probable"
 
 
 @pytest.mark.parametrize("size", [6, 2, 1])
