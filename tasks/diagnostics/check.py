@@ -34,7 +34,7 @@ from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.conflicts import find_training_conflicts
 from trainer.identity import deciding_keys, find_unwatched_code, recipe_identity
 from trainer.job import SECTIONS
-from trainer.loop import extensions
+from trainer.loop import extensions, own_metric_names
 from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
@@ -166,7 +166,7 @@ def _metric_problems(
     yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
     if own and method and (reason := method.why_no_own_metrics()):
         yield Problem(("evaluation", "metrics"), f"{objective.name} {reason}", method.instead_of_own_metrics)
-    yield from extensions.find_metrics_computed_twice(own, method or cls)
+    yield from own_metric_names.find_metrics_computed_twice(own, method or cls)
     known += own.directions if own else []
     if training.best_metric not in known:
         what = f"{objective.name} does not compute {training.best_metric!r}"

@@ -35,7 +35,7 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
-from trainer.loop.extensions import refuse_metrics_computed_twice
+from trainer.loop.own_metric_names import refuse_metrics_computed_twice
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState

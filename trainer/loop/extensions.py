@@ -16,16 +16,13 @@ from params import Problem, RecipeError
 from params.importing import import_by_name, import_with_arguments
 from params.schema import Training
 from params.sections.base import Call
-from params.sections.evaluation import OwnMetrics
 from trainer.objectives.bases.lazy_imports import transformers
-from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from trainer.loop.trainer import EvergreenTrainer
 
-_DIRECTIONS = ("evaluation", "metrics", "directions")
 OVERRIDABLE = (
     "compute_loss",
     "compute_loss_context_manager",
@@ -128,28 +125,6 @@ def build_callbacks(training: Training) -> list[transformers.TrainerCallback]:
     if training.early_stopping_patience:
         made.append(transformers.EarlyStoppingCallback(training.early_stopping_patience))
     return made
-
-
-def find_metrics_computed_twice(
-    own: OwnMetrics | None, objective: Objective[Any] | type[Objective[Any]]
-) -> list[Problem]:
-    """Return which of the recipe's own metrics have the name of one that the objective computes, in training or in evaluate alone.
-
-    The function would give its values, and `directions` would turn the gate around.
-    """
-    known = {*objective.metrics, *objective.evaluate_only_metrics}
-    name = (objective if isinstance(objective, type) else type(objective)).__module__.rpartition(".")[2]
-    return [
-        Problem((*_DIRECTIONS, metric), f"{name} already computes {metric}", "give your metric another name")
-        for metric in (own.directions if own else ())
-        if metric in known
-    ]
-
-
-def refuse_metrics_computed_twice(own: OwnMetrics | None, objective: Objective[Any]) -> None:
-    """Raise a RecipeError if one of the recipe's own metrics has the name of one that the objective computes."""
-    for problem in find_metrics_computed_twice(own, objective):
-        raise RecipeError.at(".".join(map(str, problem.key)), problem.what, problem.fix)
 
 
 def find_extension_problems(training: Training, base: str) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from params import ModelError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
-from trainer.loop.extensions import refuse_metrics_computed_twice
+from trainer.loop.own_metric_names import refuse_metrics_computed_twice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch

@@ -290,7 +290,7 @@ class TestWorkInProportion:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
-        for module in ("formats", "json_files"):
+        for module in ("tables", "json_files"):
             monkeypatch.setattr(f"tasks.ingestion.{module}.PLACE_ROWS", 50)
         self.written: list[int] = []
         write = parts._write_files
@@ -394,8 +394,10 @@ class TestWorkInProportion:
             assert self.run(tmp_path, **options) == [0, 1, 2]
 
     def test_a_run_that_failed_keeps_what_it_had_done(self, tmp_path: Path) -> None:
-        write_json_lines(tmp_path / "train.jsonl", [*rows_of(650), {"text": "\ud800"}])
-        with pytest.raises(DataError, match=r"train.jsonl:651: column `text`: a value of type str cannot be stored"):
+        write_json_lines(tmp_path / "train.jsonl", rows_of(650))
+        with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
+            file.write("{")
+        with pytest.raises(DataError, match=r"train.jsonl:651"):
             self.run(tmp_path)
         write_json_lines(tmp_path / "train.jsonl", rows_of(650))
         assert self.run(tmp_path) == [6]
@@ -446,7 +448,9 @@ def test_failure_keeps_earlier_artifacts(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(200))
     run(tmp_path)
     before = folder_bytes(tmp_path)
-    write_json_lines(tmp_path / "train.jsonl", [*rows_of(20_000), {"text": "\ud800"}])
+    write_json_lines(tmp_path / "train.jsonl", rows_of(20_000))
+    with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
+        file.write("{")
     with pytest.raises(DataError):
         run(tmp_path)
     assert folder_bytes(tmp_path) == before

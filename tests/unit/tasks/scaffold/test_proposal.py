@@ -791,7 +791,6 @@ LEFT_OUT = {
     "a column of any name": ("--prompt", {"question": "question", "zq": "long", "answer": "answer"}),
     "two columns": ("--prompt", {"question": "question", "zq": "long", "notes": "long", "answer": "answer"}),
     "a record": ("--prompt", {"question": "question", "about": "record", "answer": "answer"}),
-    "the turns before": ("--prompt", {"question": "question", "history": "history", "answer": "answer"}),
     "another answer": (
         "--completion",
         {"source": "source", "question": "question", "solution": "long", "answer": "number"},

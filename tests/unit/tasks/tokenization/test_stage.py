@@ -321,10 +321,10 @@ def test_pretrained_tokenizer_is_loaded_from_its_folder(artifacts, tmp_path):
 
 @pytest.mark.parametrize(
     ("objective", "trained", "reads"),
-    [(LANGUAGE, True, 2), (LANGUAGE, False, 1), (CLASSES, True, 3), (CLASSES, False, 2)],
+    [(LANGUAGE, True, 3), (LANGUAGE, False, 2), (CLASSES, True, 5), (CLASSES, False, 4)],
 )
 def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monkeypatch, objective, trained, reads):
-    """Once to encode, once more to train a tokenizer, and once more for the label names."""
+    """Once to encode, once to name the rows, once more to train a tokenizer; with labels, once for their names and once to name the inputs."""
     tokenizer = TRAINED if trained else pretrained(artifacts, tmp_path / "pretrained")
     opened = []
 

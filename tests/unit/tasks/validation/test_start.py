@@ -21,6 +21,7 @@ from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import open_repository
 from tasks.hub_server.server import LocalHub
 from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
+from tasks.lineage.training_record import record_train_rows
 from tasks.publishing.provenance import collect_provenance
 from tasks.releases.rollback import commit_rollback
 from tasks.shards.kept_work import ShardWorkers
@@ -104,8 +105,11 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     release = artifacts.root / "release"
     release.mkdir()
     started = recipe.model.model_copy(update={"start": "champion"})
-    record_learned_rows(release, artifacts, started, objectives.build_objective(recipe.objective))
-    rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
+    with ShardWorkers(artifacts, "tokenize", recipe.launch) as workers:
+        record_train_rows(artifacts.tokens, {"train": SplitRows(artifacts.rows / "train")}, objective, workers)
+    record_learned_rows(release, artifacts, started, objective)
+    rows = SplitRows(artifacts.rows / "test")
     held_out = HeldOutRows(rows, ComparedColumns.of(rows, objective, ()))
     assert len(held_out.learned_by([rows_of_release(release, "the release", held_out.columns)])) == 90
 
