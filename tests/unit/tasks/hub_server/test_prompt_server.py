@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -43,7 +44,8 @@ def test_an_answer_on_its_way_has_a_second(takes_s: float, *, is_answered: bool)
         serves.start()
 
         def ask() -> None:
-            got.append(httpx2.get(address, timeout=10).content)
+            with contextlib.suppress(httpx2.RemoteProtocolError):  # the connection is closed without an answer
+                got.append(httpx2.get(address, timeout=10).content)
 
         asks = threading.Thread(target=ask)
         asks.start()
@@ -54,4 +56,4 @@ def test_an_answer_on_its_way_has_a_second(takes_s: float, *, is_answered: bool)
         serves.join(10)
         assert time.monotonic() - start < 1.5
     asks.join(10)
-    assert got == [CONTENT if is_answered else b"Internal Server Error"]
+    assert got == ([CONTENT] if is_answered else [])
