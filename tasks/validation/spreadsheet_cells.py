@@ -9,6 +9,7 @@ within a text counts as a cell, too.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 _BORDER: Final = re.compile("([;\t|\r\n\v\f\x1c-\x1e\x85\u2028\u2029])")
@@ -24,7 +25,8 @@ _MARK: Final = "'"
 def guard_cell(text: str) -> str:
     """Return a text with an apostrophe before whatever a spreadsheet could take for a formula."""
     mark = _MARK if _SPACE.match(text) else ""
-    return mark + "".join(_MARK + part if _is_formula(part) else part for part in _BORDER.split(text))
+    parts = _BORDER.split(text)
+    return mark + "".join(_MARK + part if _is_formula(part, parts) else part for part in parts)
 
 
 def read_guarded_cell(cell: str) -> str:
@@ -32,8 +34,10 @@ def read_guarded_cell(cell: str) -> str:
     if cell.startswith(_MARK) and _SPACE.match(cell[1:]):
         cell = cell[1:]
     parts = _BORDER.split(cell)
-    return "".join(part[1:] if part.startswith(_MARK) and _is_formula(part[1:]) else part for part in parts)
+    return "".join(part[1:] if part.startswith(_MARK) and _is_formula(part[1:], parts) else part for part in parts)
 
 
-def _is_formula(part: str) -> bool:
-    return bool(_FORMULA.match(part)) and not _NUMBER.fullmatch(part)
+def _is_formula(part: str, parts: Sequence[str]) -> bool:
+    """Whether a part of a text may be taken for a formula; a number is none if it is the whole text, so that nothing can follow it in its cell."""
+    is_number = len(parts) == 1 and _NUMBER.fullmatch(part)
+    return bool(_FORMULA.match(part)) and not is_number

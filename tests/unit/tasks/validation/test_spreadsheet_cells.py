@@ -30,6 +30,8 @@ def formulas(table: str, separator: str) -> list[str]:
 @given(TEXT, TEXT, TEXT)
 @example("good;=cmd|' /C calc'!A0;", "good\t=1+1", 'a;"=x"')
 @example(" =1+1", "a\n=1+1", "\ufeff=1")
+@example("a", ";-1", "a")
+@example("a", "-1;", "-1\t")
 def test_no_separator_makes_a_formula(text: str, label: str, other: str) -> None:
     suspect = Suspect("train", 1, label, "b", 0.9, -0.9)
     table = review_csv([suspect], {1: text}, {other: {1: [text, label]}}).removeprefix("\ufeff")
@@ -47,7 +49,7 @@ def test_what_was_written_can_be_read_back(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["good", "a; b", "-5", "1;-5;+2.5", "a | b", "e-mail me@example.org", "it's", "[-1]", "a, -b"]
+    "text", ["good", "a; b", "-5", "+2.5", "1;5;2.5", "a | b", "e-mail me@example.org", "it's", "[-1]", "a, -b"]
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
     assert guard_cell(text) == text
