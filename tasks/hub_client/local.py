@@ -92,9 +92,8 @@ def serve_hub_until_signal(
         for kind in KINDS if new else ():
             (folder / kind).mkdir(exist_ok=True)
         token = next(iter(members.tokens)) if tokens is None else None
-        print(_greeting(hub, folder, address, token), flush=True)
         with no_signs_of_life():
-            hub.serve_forever()
+            hub.serve_forever(_greeting(hub, folder, address, token))
     print("The Hub has stopped.", flush=True)
 
 

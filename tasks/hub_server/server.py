@@ -186,12 +186,17 @@ class LocalHub:
         self._thread.join(_STOP_TIMEOUT_S)
         self.endpoint = ""
 
-    def serve_forever(self) -> None:
-        """Wait inside the `with` block until SIGINT or SIGTERM. Call it from the main thread."""
+    def serve_forever(self, greeting: str = "") -> None:
+        """Print a greeting, and wait inside the `with` block until SIGINT or SIGTERM. Call it from the main thread.
+
+        The signals are awaited before anybody can read in the greeting that they end the Hub.
+        """
         stop = threading.Event()
         both = (signal.SIGINT, signal.SIGTERM)
         previous = {number: signal.signal(number, lambda *_: stop.set()) for number in both}
         try:
+            if greeting:
+                print(greeting, flush=True)
             while self._thread.is_alive() and not stop.wait(0.2):
                 pass
         finally:

@@ -60,8 +60,8 @@ def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> I
         assert port, output
         yield output, f"http://127.0.0.1:{port[1]}"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-        assert process.stdout.read() == "The Hub has stopped.\n"
+        said, _ = process.communicate(timeout=10)
+        assert (process.returncode, said) == (0, "The Hub has stopped.\n")
     finally:
         process.kill()
         process.wait()
