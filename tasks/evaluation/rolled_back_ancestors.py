@@ -17,7 +17,7 @@ from tasks.digests import ReleasedModel
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import LoggedRelease
 from tasks.hub_client.release_log import MainHistory, RolledBackCommit
-from tasks.lineage.ancestors import Ancestor, list_ancestors
+from tasks.lineage.ancestors import Ancestor, list_ancestors_of_model
 from tasks.stages import list_runs_with_log, read_log_and_unrecorded
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def why_ancestor_is_distrusted(artifacts: Artifacts, main: MainHistory, endpoint
     Raises:
         HubRefusedError, TransientError: this Hub does not say it.
     """
-    ancestors = [(one, one.releases()) for one in list_ancestors(artifacts)]
+    ancestors = [(one, one.releases()) for one in list_ancestors_of_model(artifacts)]
     for one, _ in ancestors:
         if one.unknown:
             logger.warning(

@@ -1,7 +1,8 @@
 """Which models a model goes back to: the release that its training started from, its base, and what those go back to.
 
     a release        its record says what it goes back to itself (`ReleaseRecord.ancestors`)
-    runs/<x>/model   the recipe x has its own start and base
+    runs/<x>/model   its training has recorded what it goes back to (training_record.py); that of an earlier version has not: then its
+                     report names its start, and the recipe x its base
     another model    is one that Evergreen has made if its training has left its record in the folder; else nothing is said of it
 
 Two things follow from them: which rows the model has learned from (learned_rows.py), and whether people have rolled back from what is in
@@ -15,13 +16,14 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from params import EvergreenError, load
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, ReleasedModel, ReleaseRecord, digests_in_each_form, weights_digest
 from tasks.hub_client.cached_files import fetch_if_there
+from tasks.lineage.training_record import RecordedAncestor, read_recorded_ancestors
 from trainer.start import RECORD, ReleaseReference, read_pinned_start
 
 
@@ -45,6 +47,8 @@ class Ancestor:
     """Why nothing can be said of it."""
     published: tuple[ReleasedModel, ...] = ()
     """It as a release, in each form that it may have."""
+    goes_back_to: tuple[ReleasedModel, ...] = ()
+    """The releases that it goes back to, by the record of the training; else `folder` says it."""
 
     def releases(self) -> tuple[ReleasedModel, ...]:
         """Return it, and the releases that its record says it goes back to."""
@@ -52,13 +56,54 @@ class Ancestor:
         if self.folder:
             with contextlib.suppress(ValueError):  # rows that it has learned from are unknown then, which is said
                 record = ReleaseRecord.of(self.folder)
-        return (*self.published, *(record.ancestors if record else ()))
+        return (*self.published, *self.goes_back_to, *(record.ancestors if record else ()))
+
+    def record(self) -> RecordedAncestor:
+        """Return what a training records of it: all that its files say now."""
+        releases = self.releases()[len(self.published) :]
+        own = {"name": self.name, "is_of_base": self.is_of_base, "through": self.through, "unknown": self.unknown}
+        return RecordedAncestor(**own, endpoint=self.endpoint, published=self.published, goes_back_to=releases)
+
+    @classmethod
+    def of_record(cls, found: RecordedAncestor) -> Self:
+        """Return an ancestor of which only a record is left."""
+        return cls(**dict(found))
+
+
+def list_ancestors_of_model(artifacts: Artifacts) -> list[Ancestor]:
+    """Return the models that the trained model of a run goes back to, as its training has recorded it.
+
+    If it did not, or could not ask all of them, these are (also) what `list_ancestors` finds now.
+    """
+    recorded = _read_record(artifacts.model)
+    if recorded is None:
+        return list_ancestors(artifacts)
+    asked_again = list_ancestors(artifacts) if any(one.unknown for one in recorded) else []
+    return [*recorded, *asked_again]
+
+
+def record_ancestors(artifacts: Artifacts, model: Model) -> tuple[RecordedAncestor, ...]:
+    """Return what a training with this section of the recipe goes back to, to be recorded beside its model."""
+    found = list_parents(artifacts, model)
+    for base in [one for one in found if one.is_of_base and one.folder]:
+        assert base.folder
+        earlier = _read_record(base.folder)
+        if earlier is None and base.run:
+            earlier = list_ancestors(base.run)
+        found += [replace(one, through=base.name, is_of_base=True) for one in earlier or ()]
+    return tuple(one.record() for one in found)
+
+
+def _read_record(folder: Path) -> list[Ancestor] | None:
+    """Return what the training of the model in a folder has recorded of its ancestors; None if it has not."""
+    found = read_recorded_ancestors(folder / KNOWN_ROWS)
+    return None if found is None else [Ancestor.of_record(one) for one in found]
 
 
 def list_ancestors(artifacts: Artifacts, model: Model | None = None) -> list[Ancestor]:
-    """Return the models that the model of a run goes back to: its start, then its base, each with what it goes back to itself.
+    """Return the models that the model of a run goes back to, by its report and the recipe as it is now: its start, then its base.
 
-    `model` is the section of its recipe, by default the one that the recipe has now. Releases that a release goes back to are in
+    Each is followed by what it goes back to itself. `model` is the section of its recipe, by default the one that the recipe has now. Releases that a release goes back to are in
     `Ancestor.releases`.
     """
     return _list_unseen(artifacts, model, frozenset())
@@ -74,7 +119,7 @@ def list_parents(artifacts: Artifacts, model: Model) -> list[Ancestor]:
 
 def list_released_ancestors(artifacts: Artifacts) -> tuple[ReleasedModel, ...]:
     """Return the releases that the model of a run goes back to, each once; what a run has made counts, as it may be published yet."""
-    return tuple(dict.fromkeys(release for one in list_ancestors(artifacts) for release in one.releases()))
+    return tuple(dict.fromkeys(release for one in list_ancestors_of_model(artifacts) for release in one.releases()))
 
 
 def find_base_commit(model: Model) -> str | None:
@@ -94,7 +139,7 @@ def find_base_commit(model: Model) -> str | None:
 
 def find_base(artifacts: Artifacts) -> str | None:
     """Return the name of the base model of a run if it is one that Evergreen has made."""
-    return next((one.name for one in list_ancestors(artifacts) if one.is_of_base and not one.through), None)
+    return next((one.name for one in list_ancestors_of_model(artifacts) if one.is_of_base and not one.through), None)
 
 
 def read_start_of_training(artifacts: Artifacts) -> ReleaseReference | None:
@@ -123,7 +168,9 @@ def _list_unseen(artifacts: Artifacts, model: Model | None, seen: frozenset[str]
         return [*found, *([base] if base else [])]
     if base.run.recipe in seen | {artifacts.recipe}:
         return found
-    earlier = _list_unseen(base.run, None, seen | {artifacts.recipe})
+    earlier = _read_record(base.run.model)
+    if earlier is None:
+        earlier = _list_unseen(base.run, None, seen | {artifacts.recipe})
     return [*found, base, *(replace(one, through=base.name, is_of_base=True) for one in earlier)]
 
 

@@ -27,7 +27,7 @@ from params.schema import Model
 from tasks.digests import PROVENANCE, RecordOfRows, ReleaseRecord
 from tasks.drift.known import KnownHashes, Part, find_known_rows, read_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents
+from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents, record_ancestors
 from tasks.lineage.training_record import SaidOfRows, TrainingRecord
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
@@ -170,6 +170,8 @@ def rows_before_training(artifacts: Artifacts, model: Model, columns: ComparedCo
 def record_learned_rows(folder: Path, artifacts: Artifacts, model: Model, objective: Objective[Any]) -> None:
     """Write beside the model in a folder which rows it has learned from: those of its tokens, and what its start and its base have learned from.
 
+    The file also says which models it goes back to, as far as that is known now.
+
     `model` is the section of the recipe that the training had.
     """
     columns = ComparedColumns.of_objective(objective)
@@ -177,7 +179,9 @@ def record_learned_rows(folder: Path, artifacts: Artifacts, model: Model, object
     start, base = ([one for one in parents if one.is_of_base == is_of_base] for is_of_base in (False, True))
     own, said = _read_own_rows(artifacts, columns)
     rows: dict[Part, KnownHashes] = {"own": own, "start": _join(start), "base": _join(base)}
-    TrainingRecord(rows, SaidOfRows(own=said, start=_describe(start), base=_describe(base))).write(columns, folder)
+    ancestors = record_ancestors(artifacts, model)
+    found = SaidOfRows(own=said, start=_describe(start), base=_describe(base), ancestors=ancestors)
+    TrainingRecord(rows, found).write(columns, folder)
 
 
 def _read_own_rows(artifacts: Artifacts, columns: ComparedColumns) -> tuple[KnownHashes, RecordOfRows]:

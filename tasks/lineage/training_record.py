@@ -1,7 +1,7 @@
-"""What a training says of the rows that it has learned from, in a file beside its model (`KNOWN_ROWS`).
+"""What a training says of the rows that it has learned from and of the models that it goes back to, in a file beside its model (`KNOWN_ROWS`).
 
 tokenize writes beside the tokens which rows they are of, and the training adds what its start and its base had learned from. Later, the recipe's
-rows and its base may be others. The file goes wherever the model's folder goes: into a copy, into another project, into a release.
+rows, its start and its base may be others. The file goes wherever the model's folder goes: into a copy, into another project, into a release.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel
 
 from params.foundation.artifacts import KNOWN_ROWS
-from tasks.digests import RecordOfRows
+from tasks.digests import RecordOfRows, ReleasedModel
 from tasks.drift.known import KnownHashes, Part, read_hashes_of_file, read_metadata, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.shards.kept_work import ShardWorkers
@@ -25,12 +25,26 @@ from trainer.objectives.bases.objective import Objective
 _KEY: Final = b"evergreen.training"
 
 
+class RecordedAncestor(BaseModel):
+    """A model that the training goes back to, as `tasks.lineage.ancestors.Ancestor` describes it."""
+
+    name: str
+    is_of_base: bool = False
+    through: str = ""
+    endpoint: str = ""
+    unknown: str = ""
+    published: tuple[ReleasedModel, ...] = ()
+    goes_back_to: tuple[ReleasedModel, ...] = ()
+
+
 class SaidOfRows(BaseModel):
-    """What such a file says beside the hashes, of the rows of each part."""
+    """What such a file says beside the hashes: of the rows of each part, and of the models that the training goes back to."""
 
     own: RecordOfRows = RecordOfRows()
     start: RecordOfRows = RecordOfRows()
     base: RecordOfRows = RecordOfRows()
+    ancestors: tuple[RecordedAncestor, ...] | None = None
+    """None beside tokens, and in a file that does not say it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,15 @@ class TrainingRecord:
     def write(self, columns: ComparedColumns, folder: Path) -> None:
         """Write it into a folder; equal rows give equal bytes."""
         write_hashes(self.rows, columns, folder / KNOWN_ROWS, {_KEY: self.said.model_dump_json().encode()})
+
+
+def read_recorded_ancestors(file: Path) -> tuple[RecordedAncestor, ...] | None:
+    """Return the models that a training goes back to, from the file beside its model; None if nothing there says it."""
+    try:
+        said = read_metadata(file).get(_KEY)
+        return SaidOfRows.model_validate_json(said).ancestors if said else None
+    except (OSError, ValueError):
+        return None
 
 
 def record_train_rows(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
+from params import load
 from params.foundation.artifacts import Artifacts
+from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, weight_file_hashes
 from tasks.evaluation.champion import fetch_champion
 from tasks.evaluation.release_events import ReleaseEvent, append_release_event
@@ -22,10 +24,12 @@ from tasks.hub_client.repository import HubRepository, PublishedModel
 from tasks.hub_server.server import LocalHub
 from tasks.lineage import ancestors
 from tasks.lineage.ancestors import find_base, list_released_ancestors
+from tasks.lineage.learned_rows import record_learned_rows
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import quick_client
 from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
+from trainer.objectives import build_objective
 from trainer.start import RECORD, ReleaseReference
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
@@ -182,6 +186,21 @@ WAYS: list[tuple[Callable[[Project], None], str]] = [
 ]
 
 
+def train_and_lose_all_that_it_came_from(project: Project) -> None:
+    """Let the training record what it goes back to; then the recipe, its start and its base are others."""
+    project.own.model.mkdir(parents=True)
+    section = load(project.own.recipe_path).model
+    if (project.own.start / RECORD).exists():
+        section = section.model_copy(update={"start": "champion"})
+    record_learned_rows(project.own.model, project.own, section, build_objective(ObjectiveChoice(name="causal_lm")))
+    project.run("own")
+    for place in (project.own.start, project.own.history, Artifacts("other", project.root).model):
+        shutil.rmtree(place, ignore_errors=True)
+    for name in ("base", "cache"):
+        shutil.rmtree(project.root / name, ignore_errors=True)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("repo_id", [REPO, OTHER_REPO])
 @pytest.mark.parametrize(("way", "told"), WAYS)
 def test_a_rollback_is_found_by_every_way(
@@ -191,6 +210,7 @@ def test_a_rollback_is_found_by_every_way(
     repo_id: str,
     way: Callable[[Project], None],
     told: str,
+    is_recorded: bool,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_ENDPOINT", pairs[REPO].api.endpoint)
@@ -206,6 +226,8 @@ def test_a_rollback_is_found_by_every_way(
         project = Project(pairs, Path(), repo_id, release)
         assert project.why() is None
         way(project)
+        if is_recorded:
+            train_and_lose_all_that_it_came_from(project)
         recorded = {one.weights for one in list_released_ancestors(project.own)}
         assert project.model.weights in recorded, "a release of the own model will say it"
         reason = project.why()
