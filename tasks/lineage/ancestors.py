@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -82,10 +83,10 @@ def list_ancestors_of_model(artifacts: Artifacts) -> list[Ancestor]:
     return [*recorded, *asked_again]
 
 
-def record_ancestors(artifacts: Artifacts, model: Model) -> tuple[RecordedAncestor, ...]:
-    """Return what a training with this section of the recipe goes back to, to be recorded beside its model."""
-    found = list_parents(artifacts, model)
-    for base in [one for one in found if one.is_of_base and one.folder]:
+def record_ancestors(parents: Sequence[Ancestor]) -> tuple[RecordedAncestor, ...]:
+    """Return these parents of a training and what they go back to themselves, to be recorded beside its model."""
+    found = list(parents)
+    for base in [one for one in parents if one.is_of_base and one.folder]:
         assert base.folder
         earlier = _read_record(base.folder)
         if earlier is None and base.run:

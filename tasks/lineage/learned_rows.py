@@ -175,12 +175,12 @@ def record_learned_rows(folder: Path, artifacts: Artifacts, model: Model, object
     `model` is the section of the recipe that the training had.
     """
     columns = ComparedColumns.of_objective(objective)
-    parents = [_rows_of_parent(one, columns) for one in list_parents(artifacts, model)]
+    ancestors = list_parents(artifacts, model)
+    parents = [_rows_of_parent(one, columns) for one in ancestors]
     start, base = ([one for one in parents if one.is_of_base == is_of_base] for is_of_base in (False, True))
     own, said = _read_own_rows(artifacts, columns)
     rows: dict[Part, KnownHashes] = {"own": own, "start": _join(start), "base": _join(base)}
-    ancestors = record_ancestors(artifacts, model)
-    found = SaidOfRows(own=said, start=_describe(start), base=_describe(base), ancestors=ancestors)
+    found = SaidOfRows(own=said, start=_describe(start), base=_describe(base), ancestors=record_ancestors(ancestors))
     TrainingRecord(rows, found).write(columns, folder)
 
 
