@@ -6,7 +6,9 @@ at each step, the completions are those of its own model, too. TRL has no traine
 more, and what such a round learns is a supervised fine-tuning: SFTTrainer gets each prompt with the completion of the highest reward.
 
 TRL spreads the completions of a round over its steps by chance, where ours learns from those of its own prompts at each step; so TRL is kept from it.
-Its weight of the divergence by the ratio of probabilities, which is not in the paper of the objective, is an option of TRL, and off.
+By default TRL multiplies the divergence from the reference by the ratio of probabilities, as DeepSeek-V3.2 does it (https://arxiv.org/abs/2512.02556).
+Ours is that of the objective's paper (https://arxiv.org/abs/2402.03300, equations 3 and 4), TRL's without `use_bias_correction_kl`. Where `dapo` is
+a mean over tokens, TRL takes those of a whole round and ours those of a step; so there each step is a round.
 """
 
 from __future__ import annotations
