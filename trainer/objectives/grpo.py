@@ -11,8 +11,9 @@ and, with p = exp(log pi - log pi_old), the ratio of its probability now to that
 
     -min(p A_i, clip(p, 1 - epsilon, 1 + epsilon) A_i) + beta KL
 
-where KL is estimated by pi_ref / pi - log(pi_ref / pi) - 1 (equation 4). The reference is the model as it was before training,
-or with adapters the model without them. One round of completions serves `steps_per_generation` optimizer steps, each with
+where KL is estimated by pi_ref / pi - log(pi_ref / pi) - 1 (equation 4). DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556) multiplies
+it by p, and TRL does so by default (`use_bias_correction_kl`); here it is as in the first paper. The reference is the model as it was
+before training, or with adapters the model without them. One round of completions serves `steps_per_generation` optimizer steps, each with
 its own prompts; every completion is trained on once. Probabilities are those at the sampling temperature.
 """
 
