@@ -104,6 +104,8 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         given = {**_pair(sample), **given}
     given = {**_scored_pair(advice, given, sample), **given}
     for flag in advice.asked(_seen(sample, given)):
+        if form := next((form for form in list_row_forms(sample) if flag == form.decides), None):
+            raise form.error(sample.patterns)
         chosen = {**columns, **given}
         if flag not in chosen and not find_candidates(flag, sample, chosen):
             for form in list_row_forms(sample):
