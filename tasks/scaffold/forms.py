@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -443,6 +444,49 @@ def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
     return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
 
 
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+
+
+def _has_decimal_commas(column: SampledColumn, _: Columns) -> bool:
+    """Whether a column holds numbers with a comma before their decimals, and not before their thousands."""
+    texts = [value.strip() for value in column.filled] if column.kind == "text" else []
+    found = [text for text in texts if _DECIMAL_COMMA.fullmatch(text)]
+    are_numbers = all(_DECIMAL_COMMA.fullmatch(text) or re.fullmatch(r"[+-]?\d+", text) for text in texts)
+    return bool(found) and are_numbers and not all(map(_THOUSANDS.fullmatch, found))
+
+
+def _with_decimal_point(row: Row, name: str, _: Any) -> list[NewRow]:
+    text = str(row.get(name) or "").strip()
+    return [{**row, name: float(text.replace(",", ".")) if text else None}]
+
+
+def _divide(text: str, mark: str) -> list[str]:
+    """Return the labels that a text joins, each once."""
+    return [*dict.fromkeys(part for own in text.split(mark) if (part := own.strip()))]
+
+
+def joining_mark(column: SampledColumn, columns: Columns) -> str:
+    """Return what stands between the labels of a text, if most labels of texts that join some occur in another text, too."""
+    distinct = dict.fromkeys(column.filled) if column.kind == "text" else {}
+    are_numbers = all(map(_THOUSANDS.fullmatch, distinct)) or _has_decimal_commas(column, columns)
+    if are_numbers or column.name.lower() in USUAL_NAMES["text"]:
+        return ""
+    return next((mark for mark in "|;," if _joins_labels([_divide(text, mark) for text in distinct])), "")
+
+
+def _joins_labels(lists: Sequence[Sequence[str]]) -> bool:
+    uses = Counter(label for own in lists for label in own)
+    joined = [own for own in lists if len(own) > 1]
+    are_enough = bool(joined) and len(joined) * _LEAST_JOINED >= len(lists)
+    are_short = all(len(label) <= _LABEL_CHARACTERS for label in uses)
+    return are_enough and are_short and most(lambda label: uses[label] > 1, [label for own in joined for label in own])
+
+
+_LABEL_CHARACTERS: Final = 60
+"""Characters of a label, at most."""
+_LEAST_JOINED: Final = 20
+"""One of so many texts has to join several labels."""
 _ROLES: Final = {
     "label": {*USUAL_NAMES["label"]},
     "text": {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]},
@@ -580,5 +624,17 @@ FORMS: Final = (
         lambda c, _: c.is_numeric and not c.can_be_text,
         _changed(str),
         role="text",
+    ),
+    RowForm(
+        "holds numbers with decimals behind a comma",
+        "them with a point",
+        _has_decimal_commas,
+        _with_decimal_point,
+    ),
+    RowForm(
+        "holds several labels in one text, with {found!r} between them",
+        "lists of them",
+        joining_mark,
+        lambda row, name, mark: [{**row, name: _divide(str(row.get(name) or ""), mark)}],
     ),
 )

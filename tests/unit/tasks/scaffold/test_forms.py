@@ -548,3 +548,43 @@ def test_rows_with_a_better_answer_of_their_own_need_no_column_that_says_which_i
     request = NewRecipeRequest("x", "rows.jsonl", objective="dpo")
     found = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "decoder")
     assert (found.columns["chosen"], found.columns["rejected"]) == ("chosen", "rejected")
+
+
+def error_for(rows: Rows, **given: Any) -> EvergreenError:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl", **given)
+    with pytest.raises(EvergreenError) as error:
+        choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
+    return error.value
+
+
+@pytest.mark.parametrize("mark", ["|", "; ", ","])
+@pytest.mark.parametrize("given", [{"columns": {"labels": "tags"}}, {"objective": "multi_label_classification"}])
+def test_labels_that_a_text_joins_become_lists(mark: str, given: dict[str, Any]) -> None:
+    error = error_for(texts(tags=[f"joy{mark}love", "joy", f"love{mark}007", "007", ""]), **given)
+    _, written = run_command_of(error.fix)
+    found = [json.loads(line)["tags"] for line in Path(written).read_text().splitlines()[:5]]
+    assert found == [["joy", "love"], ["joy"], ["love", "007"], ["007"], []]
+    assert proposed(written).objective == "multi_label_classification"
+
+
+def test_numbers_with_decimals_behind_a_comma_become_numbers() -> None:
+    error = error_for(texts(bewertung=["1,5", "-2,25", "3", ""]), columns={"score": "bewertung"})
+    _, written = run_command_of(error.fix)
+    found = [json.loads(line)["bewertung"] for line in Path(written).read_text().splitlines()[:4]]
+    assert found == [1.5, -2.25, 3.0, None]
+    assert proposed(written, score="bewertung").objective == "regression"
+
+
+@pytest.mark.parametrize("values", [["1,500", "2,000", "12,250"], ["no, thanks", "yes, please", "well, no"]])
+def test_commas_of_thousands_and_of_sentences_divide_nothing(values: list[str]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(said=values)))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+
+
+def test_queries_that_have_several_documents_are_no_classes() -> None:
+    rows = [{"query": f"what of {i % 9}?", "positive": f"a text about {i}", "neg": [f"of {i + 1}"]} for i in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl")
+    found = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
+    assert found.objective == "embedding"
