@@ -149,8 +149,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
     uses = Counter(part for label in labels for part in _parts(label))
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
-    own = sample.columns.get(proposal.columns.get("label", ""))
-    named = shlex.quote(own.name) if own and joining_mark(own, sample.columns) else ""
+    given = sample.columns.get(proposal.columns.get("label", ""))
+    named = shlex.quote(given.name) if given and joining_mark(given, sample.columns) else ""
     instead = f"; to learn each by itself, add --labels {named}" if named else ""
     unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
     remarks = {
