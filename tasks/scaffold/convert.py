@@ -145,7 +145,7 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
         for line in [json.dumps(one, ensure_ascii=False, default=str) for one in kept]:
             lines.append(line)
             after = json.loads(line)
-            names = (row.keys() & after.keys()) - {form.column}
+            names = (row.keys() & after.keys()) - {form.column, *getattr(form.found, "changed", ())}
             changed.update(
                 name for name in names if after[name] != before[name] and str(after[name]) != str(before[name])
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -44,6 +45,8 @@ class RowForm(NamedTuple):
     """Only columns are of this form that are a `label` or a `text`, by their names or because somebody says so."""
     is_proposed: bool = True
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
+    decides: str = ""
+    """The flag that such a column decides about in each row, so that no other column can be named for all rows."""
     column: str = ""
     found: Any = None
 
@@ -183,6 +186,154 @@ def _rated_messages(column: SampledColumn, columns: Columns) -> str:
     return _ratings(column, columns, in_words=True) if has_parts else ""
 
 
+class _Messages(NamedTuple):
+    changed: Sequence[str]
+    """All columns with one message in each row."""
+    prompt: str = ""
+    """The column with the messages before them, if they are answers to compare; empty if that is called `prompt`."""
+
+
+def _single_messages(column: SampledColumn, columns: Columns) -> _Messages | None:
+    """Return the columns that hold one message in each row, as LLaMA-Factory has the answers of preferences; None if this is not the first."""
+    names = [
+        name for name, own in columns.items() if own.kind == "record" and most(_looks_like_message, list(own.filled))
+    ]
+    if column.name not in names[:1]:
+        return None
+    before = [name for name, own in columns.items() if own.kind == "messages"]
+    compares = all(columns_named(columns, USUAL_NAMES[flag]) for flag in ("chosen", "rejected"))
+    is_prompt = compares and len(before) == 1 and "prompt" not in columns
+    return _Messages(names, before[0] if is_prompt else "")
+
+
+def _looks_like_message(value: Any) -> bool:
+    return looks_like_conversation([value])
+
+
+def _with_lists_of_messages(row: Row, _: str, found: _Messages) -> list[NewRow]:
+    lists = {name: [row[name]] for name in found.changed if row.get(name) is not None}
+    prompt = {"prompt": row.get(found.prompt)} if found.prompt else {}
+    return [_without(row, found.prompt) | prompt | lists]
+
+
+class _Winner(NamedTuple):
+    first: str
+    second: str
+    values: Mapping[str, int]
+    """What says that the first one is better (0), that the second one is (1), and that none is (-1)."""
+
+
+_JUDGED: Final = re.compile("(.*_)?(winner|preference|preferred|better|verdict)")
+"""Names of columns that say which of two answers is better."""
+_OTHER_MARK: Final = {"a": "b", "1": "2"}
+"""What stands at the end of the second name of two answers, by that of the first one."""
+_NEITHER: Final = (
+    "tie",
+    "tie (bothbad)",
+    "tie (both bad)",
+    "bothbad",
+    "both bad",
+    "both",
+    "neither",
+    "none",
+    "equal",
+    "same",
+)
+
+
+def _winner(column: SampledColumn, columns: Columns) -> _Winner | None:
+    """Return the two answers, and what says which one is better, for a column that names it: `model_a`, `A` or `response_a`."""
+    if column.kind not in ("text", "integer") or not _JUDGED.fullmatch(column.name.lower()):
+        return None
+    said = {str(value).strip().lower() for value in column.filled}
+    found = [
+        (columns[first].mean_characters, _Winner(first, second, _names_of_answers(first, second)))
+        for first, second in _pairs_of_answers(columns)
+    ]
+    fitting = [
+        (size, own)
+        for size, own in found
+        if said <= own.values.keys() and {0, 1} <= {own.values[value] for value in said}
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def _winner_by_number(column: SampledColumn, columns: Columns) -> _Winner | None:
+    """Return the two answers for a column of two numbers, or of true and false, of which nothing says which answer they mean."""
+    is_called_so = _JUDGED.fullmatch(column.name.lower()) or column.name.lower() in ("label", "labels")
+    if not is_called_so or column.kind not in ("integer", "boolean") or column.distinct != 2:
+        return None
+    return max(
+        (_Winner(*pair, {}) for pair in _pairs_of_answers(columns)),
+        key=lambda pair: columns[pair.first].mean_characters,
+        default=None,
+    )
+
+
+def _pairs_of_answers(columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yield the names of two columns of texts, or of conversations, that differ by `a` and `b`, or `1` and `2`, at their ends."""
+    if any(not _JUDGED.fullmatch(own.name.lower()) for own in columns_named(columns, USUAL_NAMES["chosen"])):
+        return  # the better ones have a column already
+    by_name = {name.lower(): name for name, own in columns.items() if own.kind in ("text", "messages")}
+    for lower, name in by_name.items():
+        other = by_name.get(lower[:-1] + _OTHER_MARK.get(lower[-1:], ""))
+        if other and lower[-1:] in _OTHER_MARK:
+            yield name, other
+
+
+def _names_of_answers(first: str, second: str) -> dict[str, int]:
+    """Return what says that the first answer is better (0), that the second one is (1), and that none is (-1)."""
+    values = dict.fromkeys(_NEITHER, -1)
+    for place, name in enumerate((first.lower(), second.lower())):
+        mark = name[-1]
+        values |= dict.fromkeys(
+            (mark, name, *(f"{word}_{mark}" for word in ("model", "response", "answer", "assistant"))), place
+        )
+    return values
+
+
+def _with_better_answer(row: Row, name: str, found: _Winner) -> list[NewRow]:
+    """Return a row with the better answer as `chosen`; none where no answer is better."""
+    place = found.values.get(str(row.get(name) or "neither").strip().lower())
+    if place is None:
+        raise ValueError(f"`{name}` is {row.get(name)!r}, which names none of `{found.first}` and `{found.second}`")
+    pair = [row.get(found.first), row.get(found.second)]
+    rest = _without(row, name, found.first, found.second)
+    return [] if place < 0 else [_with_keys(rest, {"chosen": pair[place], "rejected": pair[1 - place]})]
+
+
+def _spans_of(item: Any) -> list[NewRow]:
+    """Return a span with other keys, as doccano and Label Studio write them, as one for each of its labels; none if it is no span."""
+    if not isinstance(item, dict):
+        return []
+    start, end = (item.get(name, item.get(f"{name}_offset")) for name in ("start", "end"))
+    names = item.get("labels") or [item.get("label")]
+    is_span = type(start) is int and type(end) is int and isinstance(names, list)
+    if not is_span or not all(isinstance(name, str) and name for name in names):
+        return []
+    text = {"text": item["text"]} if isinstance(item.get("text"), str) else {}
+    return [{"label": name, "start": start, "end": end, **text} for name in names]
+
+
+def _has_other_spans(column: SampledColumn, _: Columns) -> bool:
+    return column.kind != "spans" and _holds(column, lambda item: bool(_spans_of(item)))
+
+
+def _is_annotation(item: Any) -> bool:
+    """Whether it is what one person marked in a text, as Label Studio writes it."""
+    results = item.get("result") if isinstance(item, dict) else None
+    return isinstance(results, list) and all(isinstance(one, dict) and _spans_of(one.get("value")) for one in results)
+
+
+def _with_annotated_spans(row: Row, name: str, _: Any) -> list[NewRow]:
+    """Return a row with the spans of its only annotation; none if nobody annotated it."""
+    kept = [own for own in row.get(name) or () if not own.get("was_cancelled")]
+    if len(kept) > 1:
+        raise ValueError(f"`{name}` has {len(kept)} annotations of one text: keep one of them")
+    spans = [span for own in kept for one in own["result"] for span in _spans_of(one["value"])]
+    return [_with_keys(_without(row, name), {"spans": spans})] if kept else []
+
+
 def _keys(column: SampledColumn) -> str:
     keys = dict.fromkeys(key for value in column.filled for key in value) if column.kind == "record" else ()
     return ", ".join(map(repr, [*keys][:5]))
@@ -293,6 +444,49 @@ def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
     return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
 
 
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+
+
+def _has_decimal_commas(column: SampledColumn, _: Columns) -> bool:
+    """Whether a column holds numbers with a comma before their decimals, and not before their thousands."""
+    texts = [value.strip() for value in column.filled] if column.kind == "text" else []
+    found = [text for text in texts if _DECIMAL_COMMA.fullmatch(text)]
+    are_numbers = all(_DECIMAL_COMMA.fullmatch(text) or re.fullmatch(r"[+-]?\d+", text) for text in texts)
+    return bool(found) and are_numbers and not all(map(_THOUSANDS.fullmatch, found))
+
+
+def _with_decimal_point(row: Row, name: str, _: Any) -> list[NewRow]:
+    text = str(row.get(name) or "").strip()
+    return [{**row, name: float(text.replace(",", ".")) if text else None}]
+
+
+def _divide(text: str, mark: str) -> list[str]:
+    """Return the labels that a text joins, each once."""
+    return [*dict.fromkeys(part for own in text.split(mark) if (part := own.strip()))]
+
+
+def joining_mark(column: SampledColumn, columns: Columns) -> str:
+    """Return what stands between the labels of a text, if most labels of texts that join some occur in another text, too."""
+    distinct = dict.fromkeys(column.filled) if column.kind == "text" else {}
+    are_numbers = all(map(_THOUSANDS.fullmatch, distinct)) or _has_decimal_commas(column, columns)
+    if are_numbers or column.name.lower() in USUAL_NAMES["text"]:
+        return ""
+    return next((mark for mark in "|;," if _joins_labels([_divide(text, mark) for text in distinct])), "")
+
+
+def _joins_labels(lists: Sequence[Sequence[str]]) -> bool:
+    uses = Counter(label for own in lists for label in own)
+    joined = [own for own in lists if len(own) > 1]
+    are_enough = bool(joined) and len(joined) * _LEAST_JOINED >= len(lists)
+    are_short = all(len(label) <= _LABEL_CHARACTERS for label in uses)
+    return are_enough and are_short and most(lambda label: uses[label] > 1, [label for own in joined for label in own])
+
+
+_LABEL_CHARACTERS: Final = 60
+"""Characters of a label, at most."""
+_LEAST_JOINED: Final = 20
+"""One of so many texts has to join several labels."""
 _ROLES: Final = {
     "label": {*USUAL_NAMES["label"]},
     "text": {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]},
@@ -349,6 +543,25 @@ FORMS: Final = (
         ),
         _changed(int),
     ),
+    _Other(
+        "says which of `{found.first}` and `{found.second}` is better, and preferences are read as `chosen` and `rejected`",
+        "these, without the rows of which none is better",
+        _winner,
+        _with_better_answer,
+        decides="chosen",
+    ),
+    RowForm(
+        "seems to say by a number which of `{found.first}` and `{found.second}` is better",
+        "write the better one as `chosen` and the other one as `rejected`, and remove this column",
+        lambda c, columns: None if _winner(c, columns) else _winner_by_number(c, columns),
+        decides="chosen",
+    ),
+    _Other(
+        "holds one message in each row, and answers are read as lists of messages",
+        "lists of them",
+        _single_messages,
+        _with_lists_of_messages,
+    ),
     RowForm(
         "holds records with {found}",
         "a column of each",
@@ -357,12 +570,24 @@ FORMS: Final = (
         ),
         lambda row, name, _: [_with_keys(_without(row, name), row.get(name) or {})],
     ),
+    RowForm(
+        "holds what Label Studio writes of each annotation, and spans of a text are read",
+        "the spans of each text that somebody annotated",
+        lambda c, columns: "spans" not in columns and _holds(c, _is_annotation) and any(i["result"] for i in c.items),
+        _with_annotated_spans,
+    ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),
     RowForm(
         "holds lists of start, end and label",
         "records of them",
         lambda c, _: _holds(c, lambda one: isinstance(one, list) and [*map(type, one)] == [int, int, str]),
         _changed(lambda offsets: [{"label": label, "start": start, "end": end} for start, end, label in offsets]),
+    ),
+    RowForm(
+        "holds spans with other keys than start, end and label",
+        "spans with these",
+        _has_other_spans,
+        _changed(lambda items: [span for item in items for span in _spans_of(item)]),
     ),
     _Label(
         _WHOLE,
@@ -399,5 +624,17 @@ FORMS: Final = (
         lambda c, _: c.is_numeric and not c.can_be_text,
         _changed(str),
         role="text",
+    ),
+    RowForm(
+        "holds numbers with decimals behind a comma",
+        "them with a point",
+        _has_decimal_commas,
+        _with_decimal_point,
+    ),
+    RowForm(
+        "holds several labels in one text, with {found!r} between them",
+        "lists of them",
+        joining_mark,
+        lambda row, name, mark: [{**row, name: _divide(str(row.get(name) or ""), mark)}],
     ),
 )

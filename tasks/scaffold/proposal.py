@@ -104,6 +104,8 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         given = {**_pair(sample), **given}
     given = {**_scored_pair(advice, given, sample), **given}
     for flag in advice.asked(_seen(sample, given)):
+        if form := next((form for form in list_row_forms(sample) if flag == form.decides), None):
+            raise form.error(sample.patterns)
         chosen = {**columns, **given}
         if flag not in chosen and not find_candidates(flag, sample, chosen):
             for form in list_row_forms(sample):
@@ -242,7 +244,8 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     has_documents = any(c not in prompts[:1] for c in documents) and bool(prompts)
     graded = [c for c in columns_named(sample.columns, ("grade",)) if c.says_numbers and has_documents]
     others = [c.name for c in (*scores, *graded) if not c.is_called_label] + (marked if len(marked) > 2 else [])
-    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts)]
+    asked = prompts if answers or has_documents else []
+    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if c not in asked]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
         "label": [c for c in labels if c.name not in others],

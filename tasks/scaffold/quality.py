@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from params import DataError
+from tasks.scaffold.forms import joining_mark
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
@@ -147,6 +149,9 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
     uses = Counter(part for label in labels for part in _parts(label))
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
+    given = sample.columns.get(proposal.columns.get("label", ""))
+    named = shlex.quote(given.name) if given and joining_mark(given, sample.columns) else ""
+    instead = f"; to learn each by itself, add --labels {named}" if named else ""
     unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
     remarks = {
         f"{repeated:,} training rows repeat a text; they are kept": repeated and not objective.group_columns,
@@ -154,7 +159,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         f" in data.group_by{'' if is_written_alike else ', and write equal ones alike: some have other white space'}": known,
         f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
         f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}": few,
-        f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
+        f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}{instead}": joined,
         f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will refuse them: add"
         " training rows with these labels, or take the rows with them out of the held-out data": unseen,
         f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is": moved,

@@ -76,11 +76,15 @@ def hash_row_values(values: Iterable[Any]) -> int:
 
 
 def label_columns(columns: Mapping[str, ColumnKind]) -> list[str]:
-    """Return the columns of labels, numbers or records that a row has beside what a model is given; none if there is nothing else."""
-    for kinds in ({"label"}, {"number"}, {"labels"}, {"numbers"}, {"record", "records"}):
+    """Return the columns of labels, numbers or records that a row has beside what a model is given; none if there is nothing else.
+
+    Records are labels only beside a text, as spans and answers are: without one they are what is read, such as messages beside their tools.
+    """
+    for kinds in ({"label"}, {"number"}, {"labels"}, {"numbers"}):
         if (found := [name for name, kind in columns.items() if kind in kinds]) and len(found) < len(columns):
             return found
-    return []
+    has_text = "string" in columns.values()
+    return [name for name, kind in columns.items() if has_text and kind in {"record", "records"}]
 
 
 def hash_but_labels(columns: Mapping[str, ColumnKind], row: Row) -> int:

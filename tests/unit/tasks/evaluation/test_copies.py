@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from params.schema import ObjectiveChoice
@@ -48,6 +49,35 @@ def test_equal_rows_and_rows_of_a_group_are_one_observation_in_any_chain(tmp_pat
     assert len({*chained.numbers}) == 4
     none, copies = group_with_copies(written(tmp_path / "none", {"text": ["a", "b"], "label": ["x", "x"]}), CLASSES)
     assert (none, copies) == (None, 0)
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "sft": {"messages_column": "messages"},
+    "dpo": {"chat": True, "prompt_column": None},
+    "reward": {"chat": True, "prompt_column": None},
+}
+
+
+@pytest.mark.parametrize("beside", [{"tools_column": "tools"}, {"system_column": "system"}])
+@pytest.mark.parametrize("name", list(CHATS))
+def test_other_conversations_with_the_same_tools_or_system_prompt_are_no_copies(
+    tmp_path: Path, name: str, beside: dict[str, Any]
+) -> None:
+    objective: Any = objectives.build_objective(ObjectiveChoice(name=name, **CHATS[name], **beside))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    answered = {"messages": "yes", "chosen": "yes", "rejected": "no"}
+    columns = {
+        column: [
+            [{"role": "user", "content": text}, {"role": "assistant", "content": answer}] for text in ("a", "b", "a ")
+        ]
+        for column, answer in answered.items()
+    }
+    rows = written(tmp_path / "rows", {**columns, "tools": [[tool]] * 3, "system": ["Be short."] * 3})
+    groups, copies = group_with_copies(rows, objective)
+    assert groups is not None
+    assert copies == 1
+    assert groups.numbers[0] == groups.numbers[2] != groups.numbers[1]
+    assert not objective.target_columns(), "a conversation is no label of its tools"
 
 
 def choices_scored(right: NDArray[np.bool_], groups: NDArray[np.int64] | None) -> RowScores:

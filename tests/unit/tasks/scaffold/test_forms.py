@@ -156,6 +156,78 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         "sequence_classification",
         {},
     ),
+    "preferences whose answers are one message each": (
+        many(
+            {
+                "conversations": [{"from": "human", "value": "a “b”"}],
+                "chosen": {"from": "gpt", "value": "007"},
+                "rejected": {"from": "gpt", "value": "7"},
+            }
+        ),
+        "one message in each row",
+        {
+            "id": "000",
+            "prompt": [{"from": "human", "value": "a “b”"}],
+            "chosen": [{"from": "gpt", "value": "007"}],
+            "rejected": [{"from": "gpt", "value": "7"}],
+        },
+        "dpo",
+        {},
+    ),
+    "two answers, and which one is better": (
+        [
+            {
+                "model_a": "x",
+                "model_b": "y",
+                "prompt": f"Pick number {i}",
+                "response_a": f"It is {i}",
+                "response_b": f"I do not know {i}",
+                "winner": ["model_b", "model_a", "tie (bothbad)"][i % 3],
+            }
+            for i in range(60)
+        ],
+        "says which of `response_a` and `response_b` is better",
+        {"model_a": "x", "model_b": "y", "prompt": "Pick number 0", "chosen": "I do not know 0", "rejected": "It is 0"},
+        "dpo",
+        {},
+    ),
+    "spans of doccano": (
+        texts(
+            entities=[
+                [{"id": 1, "label": "n", "start_offset": 0, "end_offset": 1}],
+                [{"id": 2, "label": "m", "start_offset": 2, "end_offset": 6}],
+                [],
+            ]
+        ),
+        "spans with other keys",
+        {"text": "a text about 0", "entities": [{"label": "n", "start": 0, "end": 1}]},
+        "token_classification",
+        {},
+    ),
+    "spans of Label Studio's smaller form": (
+        texts(label=[[{"start": 2, "end": 6, "text": "text", "labels": ["n", "m"]}], None]),
+        "spans with other keys",
+        {
+            "text": "a text about 0",
+            "label": [{"label": name, "start": 2, "end": 6, "text": "text"} for name in ("n", "m")],
+        },
+        "token_classification",
+        {},
+    ),
+    "annotations of Label Studio": (
+        texts(
+            annotations=[
+                [{"was_cancelled": False, "result": [{"value": {"start": 2, "end": 6, "labels": ["n"]}}]}],
+                [{"was_cancelled": False, "result": []}],
+                [{"was_cancelled": True, "result": []}],
+                [],
+            ]
+        ),
+        "Label Studio",
+        {"text": "a text about 0", "spans": [{"label": "n", "start": 2, "end": 6}]},
+        "token_classification",
+        {},
+    ),
     "all rows in one": (
         [{"data": [{"text": f"a text about {i}", "label": ["007", "NA"][i % 2]} for i in range(60)]}],
         "all rows as one list",
@@ -432,3 +504,87 @@ def test_files_above_the_folder_are_written_into_the_target(
     assert main(["convert", *patterns, "new/folder"]) == 0
     made = {path for path in {*tmp_path.rglob("*")} - before if path.is_file()}
     assert sorted(path.relative_to(tmp_path / "here/new/folder").as_posix() for path in made) == written
+
+
+@pytest.mark.parametrize(
+    ("judged", "what"),
+    [
+        ({"winner": ["model_a", "model_b"]}, "says which of `response_a` and `response_b` is better"),
+        ({"preference": [1, 0]}, "seems to say by a number which of `response_a` and `response_b` is better"),
+        ({"label": [True, False]}, "seems to say by a number which of `response_a` and `response_b` is better"),
+    ],
+)
+@pytest.mark.parametrize("named", [{}, {"chosen": "response_a", "rejected": "response_b"}])
+def test_no_answer_is_the_better_one_of_all_rows_where_a_column_says_which_is(
+    judged: dict[str, list[Any]], what: str, named: dict[str, str]
+) -> None:
+    rows = [
+        {"prompt": f"Pick number {i}", "response_a": f"It is {i}", "response_b": f"I do not know {i}"}
+        | {name: own[i % 2] for name, own in judged.items()}
+        for i in range(60)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl", objective="dpo", columns=named)
+    with pytest.raises(DataError, match=what):
+        choose_objective_and_columns(request, read_source_sample(find_source(request).source), "decoder")
+
+
+def test_two_texts_that_a_label_compares_are_no_answers_to_choose_from() -> None:
+    rows = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": ["1", "2"][i % 2]} for i in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert proposed("rows.jsonl").objective == "sequence_classification"
+    for row in rows:
+        row["label"] = int(row["label"]) - 1
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert proposed("rows.jsonl").objective == "sequence_classification"
+
+
+def test_rows_with_a_better_answer_of_their_own_need_no_column_that_says_which_is() -> None:
+    rows = [
+        {"prompt": f"Pick {i}", "chosen": f"It is {i}", "rejected": f"No {i}", "a": "p", "b": "q", "label": i % 2}
+        for i in range(60)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl", objective="dpo")
+    found = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "decoder")
+    assert (found.columns["chosen"], found.columns["rejected"]) == ("chosen", "rejected")
+
+
+def error_for(rows: Rows, **given: Any) -> EvergreenError:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl", **given)
+    with pytest.raises(EvergreenError) as error:
+        choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
+    return error.value
+
+
+@pytest.mark.parametrize("mark", ["|", "; ", ","])
+@pytest.mark.parametrize("given", [{"columns": {"labels": "tags"}}, {"objective": "multi_label_classification"}])
+def test_labels_that_a_text_joins_become_lists(mark: str, given: dict[str, Any]) -> None:
+    error = error_for(texts(tags=[f"joy{mark}love", "joy", f"love{mark}007", "007", ""]), **given)
+    _, written = run_command_of(error.fix)
+    found = [json.loads(line)["tags"] for line in Path(written).read_text().splitlines()[:5]]
+    assert found == [["joy", "love"], ["joy"], ["love", "007"], ["007"], []]
+    assert proposed(written).objective == "multi_label_classification"
+
+
+def test_numbers_with_decimals_behind_a_comma_become_numbers() -> None:
+    error = error_for(texts(bewertung=["1,5", "-2,25", "3", ""]), columns={"score": "bewertung"})
+    _, written = run_command_of(error.fix)
+    found = [json.loads(line)["bewertung"] for line in Path(written).read_text().splitlines()[:4]]
+    assert found == [1.5, -2.25, 3.0, None]
+    assert proposed(written, score="bewertung").objective == "regression"
+
+
+@pytest.mark.parametrize("values", [["1,500", "2,000", "12,250"], ["no, thanks", "yes, please", "well, no"]])
+def test_commas_of_thousands_and_of_sentences_divide_nothing(values: list[str]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(said=values)))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+
+
+def test_queries_that_have_several_documents_are_no_classes() -> None:
+    rows = [{"query": f"what of {i % 9}?", "positive": f"a text about {i}", "neg": [f"of {i + 1}"]} for i in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = NewRecipeRequest("x", "rows.jsonl")
+    found = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
+    assert found.objective == "embedding"
