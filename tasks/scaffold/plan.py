@@ -334,7 +334,11 @@ def _can_train(
 def _checks_of_labels(quality: SampleQuality) -> dict[str, AdvisedValue]:
     if not quality.unlabelled:
         return {}
-    check = {"type": "expect_column_values_to_not_be_in_set", "column": quality.unlabelled, "value_set": [quality.no_label]}
+    check = {
+        "type": "expect_column_values_to_not_be_in_set",
+        "column": quality.unlabelled,
+        "value_set": [quality.no_label],
+    }
     return {"expectations": AdvisedValue([check], f"`{quality.no_label}` stands for no label")}
 
 

@@ -191,7 +191,9 @@ def _find_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> t
     more classes from 0 on. Beside 0 and 1 alone, -1 may as well be the third class, as of opinions.
     """
     column = proposal.columns.get("label", "")
-    found = {str(value): value for rows in sample.rows.values() for row in rows if (value := row.get(column)) is not None}
+    found = {
+        str(value): value for rows in sample.rows.values() for row in rows if (value := row.get(column)) is not None
+    }
     labels = found.keys() - {NO_LABEL, _NO_CLASS}
     are_words = all(any(sign.isalnum() for sign in label) for label in labels)
     if NO_LABEL in found and are_words and len(labels | found.keys() & {_NO_CLASS}) > 1:

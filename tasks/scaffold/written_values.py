@@ -17,7 +17,8 @@ _TOKEN: Final = re.compile(
 )
 _BEGINNING: Final = r"""['"\d\[{(-]|np\.|nan|array|None|True|False|true|false|null"""
 _LIST_OR_RECORD: Final = re.compile(
-    rf"""\s*+(\[\s*+(({_BEGINNING}).*)?\]|\(\s*+(({_BEGINNING}).*,.*)?\)|\{{\s*+(['"\d].*)?\}}|(frozen)?set\(.*\))\s*+""", re.DOTALL
+    rf"""\s*+(\[\s*+(({_BEGINNING}).*)?\]|\(\s*+(({_BEGINNING}).*,.*)?\)|\{{\s*+(['"\d].*)?\}}|(frozen)?set\(.*\))\s*+""",
+    re.DOTALL,
 )
 _TYPE: Final = re.compile(r"np\.\w+|(frozen)?set")
 """What Python and numpy 2 write before a value in brackets, as in `set()`, `frozenset({'a'})` and `[np.str_('a')]`."""
@@ -36,13 +37,14 @@ def parse_written(text: str) -> Any:
     """
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
+    what = f"{text[:60]!r} is no list or record as JSON, Python or numpy write it"
     try:
         value = ast.literal_eval(_as_python(text))
-        if not isinstance(value, list | dict | tuple | set):
-            raise ValueError("it is a single value")
-        return _with_lists(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{text[:60]!r} is no list or record as JSON, Python or numpy write it") from error
+        raise ValueError(what) from error
+    if not isinstance(value, list | dict | tuple | set):
+        raise ValueError(what)  # noqa: TRY004 - it is a text that says something else
+    return _with_lists(value)
 
 
 def _with_lists(value: Any) -> Any:

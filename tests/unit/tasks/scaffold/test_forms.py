@@ -221,7 +221,9 @@ def test_lists_and_records_are_read_as_json_python_and_numpy_write_them(value: A
         assert parse_written(text) == value
 
 
-@pytest.mark.parametrize("value", [("a", "it's"), ("a",), (), {"a", "b"}, {3}, set(), frozenset({"b", "a"}), frozenset()])
+@pytest.mark.parametrize(
+    "value", [("a", "it's"), ("a",), (), {"a", "b"}, {3}, set(), frozenset({"b", "a"}), frozenset()]
+)
 def test_tuples_and_sets_of_python_are_lists(value: Any) -> None:
     assert looks_written(str(value))
     assert parse_written(str(value)) == ([*value] if isinstance(value, tuple) else sorted(value))
@@ -244,7 +246,10 @@ def test_tags_may_stand_before_their_words(name: str) -> None:
     assert f"tags of the words in `{name}`" in proposed("rows.jsonl").what
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
     first = json.loads(Path("new.jsonl").read_text().splitlines()[0])
-    assert first == {"text": "Ann Lee in Rome0", "spans": [SPANNED["spans"][0], {"label": "LOC", "start": 11, "end": 16}]}
+    assert first == {
+        "text": "Ann Lee in Rome0",
+        "spans": [SPANNED["spans"][0], {"label": "LOC", "start": 11, "end": 16}],
+    }
 
 
 def test_sentences_are_no_words_of_a_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +261,10 @@ def test_sentences_are_no_words_of_a_text(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_offsets_that_may_count_words_are_no_characters() -> None:
-    rows = [{"tokenized_text": ["Ann", "Lee", f"is {i}"], "text": f"Ann Lee is {i}", "ner": [[0, 1, "PER"]]} for i in range(60)]
+    rows = [
+        {"tokenized_text": ["Ann", "Lee", f"is {i}"], "text": f"Ann Lee is {i}", "ner": [[0, 1, "PER"]]}
+        for i in range(60)
+    ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "may count the words in `tokenized_text`" in proposed("rows.jsonl").what
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0

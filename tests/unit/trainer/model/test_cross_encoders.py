@@ -24,7 +24,10 @@ SAID_OF_BASES: dict[str, dict[str, Any]] = {
     "sigmoid": {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}},
     "identity, before version 4": {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
 }
-STATES: dict[str, Any] = {"regression": {"numbers": ["score"], "mean": [3.0], "std": [2.0]}, "ranking": {"highest": 1.0}}
+STATES: dict[str, Any] = {
+    "regression": {"numbers": ["score"], "mean": [3.0], "std": [2.0]},
+    "ranking": {"highest": 1.0},
+}
 
 
 def built(folder: Path, name: str, state: Any) -> tuple[Any, Any, Any]:
@@ -32,7 +35,11 @@ def built(folder: Path, name: str, state: Any) -> tuple[Any, Any, Any]:
     objective, tokenizer = objectives.build_objective(ObjectiveChoice(name=name)), AutoTokenizer.from_pretrained(folder)
     objective.prepare_tokenizer(tokenizer)
     model = Model(pretrained=str(folder))
-    return build_model_to_train(model, objective=objective, state=state, tokenizer=tokenizer, seed=1), objective, tokenizer
+    return (
+        build_model_to_train(model, objective=objective, state=state, tokenizer=tokenizer, seed=1),
+        objective,
+        tokenizer,
+    )
 
 
 @pytest.mark.parametrize("said", SAID_OF_BASES.values(), ids=SAID_OF_BASES)
