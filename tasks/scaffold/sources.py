@@ -186,11 +186,24 @@ def _named(request: NewRecipeRequest) -> dict[str, str]:
     return {split: path for split, path in given.items() if path}
 
 
+def _refuse_saved_data_set(data: str, names: Sequence[str]) -> None:
+    """Refuse a folder that `save_to_disk` of `datasets` has written: its rows are in Arrow files, and its JSON files describe them."""
+    folder = data.rstrip("/")
+    of_splits = f"{folder}/dataset_dict.json" in names
+    if not (of_splits or f"{folder}/state.json" in names) or not any(format_suffix(n) == ".arrow" for n in names):
+        return
+    new = f"{folder}-clean"
+    given = shlex.quote(new if of_splits else f"{new}/*.parquet")
+    fix = f"make Parquet files of them: evergreen convert {shlex.quote(f'{folder}/**/*.arrow')} {shlex.quote(new)}; then give --data {given}"
+    raise DataError(data, "is a data set as `datasets` saves it, whose rows are in Arrow files", fix)
+
+
 def _local_names(data: str, root: Path) -> list[str]:
     """Return the files in a folder, or that match a glob, relative to `root`."""
     is_folder = (root / data).is_dir()
     names = list_matching_files(f"{data.rstrip('/')}/**" if is_folder else data, root)
     if is_folder:
+        _refuse_saved_data_set(data, names)
         others, names = names, [name for name in names if format_suffix(name) in SUFFIXES]
         for other in [] if names else others[:1]:
             refuse_misreadable_file(root / other)  # says how to convert it

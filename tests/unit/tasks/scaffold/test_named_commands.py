@@ -244,6 +244,25 @@ def test_a_folder_of_a_folder_for_each_class_is_a_classification(
     assert find_source(NewRecipeRequest("x", "films/**/*.txt")).keys["text_unit"] in ("file", "paragraph")
 
 
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_a_data_set_that_datasets_has_saved_is_read(
+    has_splits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    monkeypatch.chdir(tmp_path)
+    names = Features(text=Value("string"), label=ClassLabel(names=["bad", "good"]))
+    own = Dataset.from_dict({"text": [f"text {i}" for i in range(20)], "label": [0, 1] * 10}, features=names)
+    (DatasetDict(train=own, test=own) if has_splits else own).save_to_disk("saved")
+    with pytest.raises(DataError, match="as `datasets` saves it") as caught:
+        find_source(NewRecipeRequest("x", "saved"))
+    command, _, given = caught.value.fix.partition(": evergreen ")[2].partition("; then give --data ")
+    assert main(shlex.split(command)) == 0
+    rows = read_source_sample(find_source(NewRecipeRequest("x", *shlex.split(given))).source).rows
+    assert {split: len(found) for split, found in rows.items()} == dict.fromkeys(["train", "test"][: 1 + has_splits], 20)
+    assert rows["train"][1] == {"text": "text 1", "label": "good"}
+
+
 def test_every_command_that_a_message_names_is_run_above() -> None:
     """All of them are made by `convert_command`, or stand in `OTHER_FORMATS`; those of rows of another form: test_forms."""
     code = "".join(path.read_text() for path in (PROJECT / "tasks").rglob("*.py"))
