@@ -177,7 +177,7 @@ def embed_texts(
     """
     parts, found = _known_parts(network.config), []
     for start in range(0, len(texts), _BATCH):
-        batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
+        batch = [prompt_before(tokenizer, kind) + text for text in texts[start : start + _BATCH]]
         inputs = tokenizer(batch, truncation=True, padding=True, padding_side="right", return_tensors="pt").to(
             network.device
         )

@@ -259,7 +259,9 @@ def test_a_data_set_that_datasets_has_saved_is_read(
     command, _, given = caught.value.fix.partition(": evergreen ")[2].partition("; then give --data ")
     assert main(shlex.split(command)) == 0
     rows = read_source_sample(find_source(NewRecipeRequest("x", *shlex.split(given))).source).rows
-    assert {split: len(found) for split, found in rows.items()} == dict.fromkeys(["train", "test"][: 1 + has_splits], 20)
+    assert {split: len(found) for split, found in rows.items()} == dict.fromkeys(
+        ["train", "test"][: 1 + has_splits], 20
+    )
     assert rows["train"][1] == {"text": "text 1", "label": "good"}
 
 
