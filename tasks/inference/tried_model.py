@@ -118,7 +118,8 @@ class AnsweringModel:
         section = record.objective.model_dump() if record else None
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         if section is None and task == "text-classification" and model_loading.is_cross_encoder(folder):
-            form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)
+            is_number = network.config.problem_type == "regression"
+            form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1 and not is_number)
         made = None
         if task == model_loading.NEAREST:
             set_prompts(tokenizer, None, None)

@@ -237,6 +237,7 @@ def _other_way(path: Path, name: str) -> str:
 def _read_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str) -> list[str]:
     where, header = next(records, (name, []))
     check_number_of_columns(len(header), where)
+    refuse_separator_line(header, where)
     is_first = header[:1] == [""] and all(name.strip() for name in header[1:])
     if not all(name.strip() for name in header):
         what = "a column of the header has no name"
@@ -246,6 +247,13 @@ def _read_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str
         what = f"the header has column `{twice}` twice"
         raise DataError(where, what, "give every column its own name")
     return header
+
+
+def refuse_separator_line(header: list[str], where: str) -> None:
+    """Refuse a table whose first line is `sep=;`, by which Excel is told what separates cells: it is neither a header nor a row."""
+    if header == ["sep=", ""]:
+        what = "its first line tells Excel what separates cells, and is no header"
+        raise DataError(where, what, "remove that line: what separates cells is found in the header")
 
 
 class _Lines:

@@ -32,7 +32,7 @@ from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffi
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
-from tasks.scaffold.sources import converted_name, list_matching_files
+from tasks.scaffold.sources import converted_name, list_matching_files, names_unlabelled
 
 _WORD_BYTES: Final = 16
 """Of two references."""
@@ -95,7 +95,9 @@ def convert_files(
 
 def _write_texts_of_classes(folder: Path, to: Path) -> None:
     """Write a row for each text in the folders of a folder, with the name of its folder as label."""
-    paths = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+    found = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+    unlabelled = Counter(path.parent.name for path in found if names_unlabelled(path.parent.name))
+    paths = [path for path in found if path.parent.name not in unlabelled]
     if not paths:
         raise DataError(str(folder), "has no folders with texts (.txt), one for each class", "name files, or a glob")
     if to.exists() or to.suffix != ".jsonl":
@@ -109,6 +111,8 @@ def _write_texts_of_classes(folder: Path, to: Path) -> None:
     classes = Counter(row["label"] for row in written)
     print(f"wrote the texts of {', '.join(f'{name} ({count:,})' for name, count in classes.items())} into {to}")
     print(f"  compared row by row: {len(written):,} rows, 0 values changed")
+    for name, count in unlabelled.items():
+        print(f"  left out: {count:,} texts of {folder / name}, which is no class")
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -123,7 +127,7 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
     if form is None:
         what = "has no form that has to be converted"
         raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
-    form = form._replace(what=form.what.format(found=form.found))
+    form = form._replace(what=form.what.format(found=form.found), becomes=form.becomes.format(found=form.found))
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
 

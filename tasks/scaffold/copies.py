@@ -24,7 +24,13 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import translate_disk_errors
 from tasks.ingestion.encodings import format_suffix, open_as_utf8, open_decompressed, translate_read_errors
 from tasks.ingestion.row_limit import bounded_memory
-from tasks.ingestion.tables import TABLE_SUFFIXES, has_quoted_cells, open_table, refuse_quotes_of_both_kinds
+from tasks.ingestion.tables import (
+    TABLE_SUFFIXES,
+    has_quoted_cells,
+    open_table,
+    refuse_quotes_of_both_kinds,
+    refuse_separator_line,
+)
 from tasks.scaffold.file_heads import ARROW_SUFFIXES
 
 Quotes = Literal["around-cells", "characters"]
@@ -98,7 +104,9 @@ def _copy_table(path: Path, to: Path, header: Sequence[str], quotes: str) -> Non
             with open_table(path, name, is_quoted=is_quoted) as (_, found):
                 yield from (cells for _, cells in found)
 
-        width = len(next(records(), []))
+        first = next(records(), [])
+        refuse_separator_line(first, f"{name}:1")
+        width = len(first)
         if header and len(header) != width:
             raise DataError("--header", f"names {len(header)} columns, and {name} has {width}", "name each column")
 

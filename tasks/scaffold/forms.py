@@ -27,6 +27,8 @@ _RATINGS: Final = re.compile(
     r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|good|accepted|liked|helpful)"
 )
 """Names of columns that say of each answer how good it is."""
+_WORDS: Final = frozenset({"tokens", "words", "tokenized_text"})
+"""Usual names of columns with the words of a text; of several lists of texts, others are tags."""
 _FLAGS: Final = {"train": "--data", "validation": "--validation", "test": "--test"}
 
 
@@ -384,6 +386,29 @@ def _are_rows(column: SampledColumn) -> bool:
     return _holds(column, lambda item: isinstance(item, dict)) and rows <= 10 and rows <= min(map(len, column.filled))
 
 
+def _are_offsets(column: SampledColumn) -> bool:
+    """Whether a column has lists of start, end and label."""
+    return _holds(column, lambda one: isinstance(one, list) and [*map(type, one)] == [int, int, str])
+
+
+def _words_they_count(column: SampledColumn, columns: Columns) -> str:
+    """Return the column with lists of words that offsets may count, as in GLiNER's rows: none of them is larger than their number."""
+    for own in columns.values():
+        pairs = [*zip(own.values, column.values, strict=True)] if own.kind == "list" and _holds(own, _is_text) else []
+        if pairs and all(end <= len(words or ()) for words, offsets in pairs for _, end, _ in offsets or ()):
+            return own.name
+    return ""
+
+
+def _is_text(item: Any) -> bool:
+    return isinstance(item, str)
+
+
+def _is_tag(item: Any) -> bool:
+    """Whether a text is a tag of BIO, BIOES or BILOU."""
+    return bool(re.fullmatch("o|[bieslu]-.+", item, re.IGNORECASE))
+
+
 class _Tags(NamedTuple):
     words: str
     columns: Sequence[str]
@@ -399,7 +424,12 @@ class _Tags(NamedTuple):
 
 def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
     lists = [own for own in columns.values() if column.kind == "list" and _holds(own, _is_name)]
-    words = next((own for own in lists if isinstance(own.items[0], str)), column)
+    of_texts = [own for own in lists if _holds(own, _is_text)]
+    if not of_texts:
+        return None
+    words = max(of_texts, key=lambda own: (own.name.lower() in _WORDS, not _holds(own, _is_tag), len({*own.items})))
+    if not most(lambda word: " " not in word.strip(), words.items):
+        return None  # these are sentences
 
     def is_aligned(own: SampledColumn) -> bool:
         return most(
@@ -577,10 +607,15 @@ FORMS: Final = (
         _with_annotated_spans,
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),
+    _Other(
+        "holds lists of start, end and label, which may count the words in `{found}`, and spans that count characters are read",
+        "write spans with `start` and `end` in characters beside the text, with the program that has them",
+        lambda c, columns: _are_offsets(c) and _words_they_count(c, columns),
+    ),
     RowForm(
         "holds lists of start, end and label",
         "records of them",
-        lambda c, _: _holds(c, lambda one: isinstance(one, list) and [*map(type, one)] == [int, int, str]),
+        lambda c, columns: _are_offsets(c) and not _words_they_count(c, columns),
         _changed(lambda offsets: [{"label": label, "start": start, "end": end} for start, end, label in offsets]),
     ),
     RowForm(

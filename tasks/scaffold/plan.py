@@ -18,7 +18,7 @@ from tasks.scaffold.choices import Keys
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
-from tasks.scaffold.quality import NO_LABEL, SampleQuality, assess_sample_quality, input_columns
+from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import OPTION_FLAGS, NewRecipeRequest, option_flag
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
@@ -334,8 +334,12 @@ def _can_train(
 def _checks_of_labels(quality: SampleQuality) -> dict[str, AdvisedValue]:
     if not quality.unlabelled:
         return {}
-    check = {"type": "expect_column_values_to_not_be_in_set", "column": quality.unlabelled, "value_set": [NO_LABEL]}
-    return {"expectations": AdvisedValue([check], f"`{NO_LABEL}` stands for no label")}
+    check = {
+        "type": "expect_column_values_to_not_be_in_set",
+        "column": quality.unlabelled,
+        "value_set": [quality.no_label],
+    }
+    return {"expectations": AdvisedValue([check], f"`{quality.no_label}` stands for no label")}
 
 
 def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: SampleQuality) -> AdvisedValue:

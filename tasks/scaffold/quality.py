@@ -25,6 +25,8 @@ _OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
 """Numbers, and names of what is called, of which each row has others."""
 NO_LABEL = "-"
 """Stands in the place of a label of rows that have none."""
+_NO_CLASS = "-1"
+"""Stands there if classes are numbers from 0 on, as `datasets` has them."""
 _SUCH_AS = "for example, "
 
 
@@ -48,7 +50,9 @@ class SampleQuality(NamedTuple):
     known: int
     """Held-out rows whose text training rows have, too."""
     unlabelled: str
-    """The column of labels, if `-` stands there for none."""
+    """The column of labels, if `no_label` stands there for none."""
+    no_label: str | int | None
+    """What says that a row has no label: `-` or -1."""
     is_written_alike: bool
     """Whether equal texts are written alike, as `data.group_by` compares them; False if some have other white space at their ends."""
     remarks: Sequence[str]
@@ -103,12 +107,13 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     """
     if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
         proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
-    unlabelled = _column_with_marks_of_no_label(sample, proposal)
+    unlabelled, no_label = _find_marks_of_no_label(sample, proposal)
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for number, found in enumerate(sample.rows[split], start=1):
             row: Row = {**dict.fromkeys(objective.columns()), **found}  # a row may lack a key that others have
-            reason = f"no label: `{unlabelled}` is `{NO_LABEL}`" if row.get(unlabelled) == NO_LABEL else None
+            is_marked = unlabelled and row.get(unlabelled) == no_label
+            reason = f"no label: `{unlabelled}` is `{no_label}`" if is_marked else None
             if reason := reason or _reason(row, objective):
                 unusable[reason] += 1
                 place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"
@@ -164,6 +169,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         " training rows with these labels, or take the rows with them out of the held-out data": unseen,
         f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is": moved,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
+        f"{labels[_NO_CLASS]:,} training rows have the label -1, which is learned like 0 and 1; if it says that a row has none, remove"
+        " these rows": proposal.columns.get("label") and {*labels} == {_NO_CLASS, "0", "1"},
         **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
     }
     return SampleQuality(
@@ -176,18 +183,29 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         largest_group=max(texts.values(), default=0),
         known=known,
         unlabelled=unlabelled,
+        no_label=no_label,
         is_written_alike=is_written_alike,
         remarks=[remark for remark, count in remarks.items() if count],
     )
 
 
-def _column_with_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> str:
-    """Return the column of labels if one of them is `-`, as of rows in SNLI on which people did not agree, and all others are words or numbers."""
+def _find_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> tuple[str, str | int | None]:
+    """Return the column of labels and what stands there for none, an empty name and None if nothing does.
+
+    It is `-`, as of rows in SNLI on which people did not agree, if all other labels are words or numbers; and -1 beside the numbers of three or
+    more classes from 0 on. Beside 0 and 1 alone, -1 may as well be the third class, as of opinions.
+    """
     column = proposal.columns.get("label", "")
-    labels = {str(row[column]) for rows in sample.rows.values() for row in rows if row.get(column) is not None}
-    has_marks, labels = NO_LABEL in labels, labels - {NO_LABEL}
+    found = {
+        str(value): value for rows in sample.rows.values() for row in rows if (value := row.get(column)) is not None
+    }
+    labels = found.keys() - {NO_LABEL, _NO_CLASS}
     are_words = all(any(sign.isalnum() for sign in label) for label in labels)
-    return column if has_marks and are_words and len(labels) > 1 else ""
+    if NO_LABEL in found and are_words and len(labels | found.keys() & {_NO_CLASS}) > 1:
+        return column, NO_LABEL
+    if _NO_CLASS in found and len(labels) > 2 and labels == {*map(str, range(len(labels)))}:
+        return column, found[_NO_CLASS]
+    return "", None
 
 
 def _parts(label: str) -> set[str]:

@@ -33,6 +33,10 @@ _HUB: Final = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\
 _WILD: Final = re.compile(r"[*?\[]")
 
 
+_FEW: Final = 0.1
+"""The share of files that may stand beside folders of texts."""
+
+
 class FoundSource(NamedTuple):
     """The source of a recipe, and what DVC watches for it."""
 
@@ -130,6 +134,11 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
     return FoundSource(keys, RowsFromFiles.model_validate(keys), watched_path(patterns.values(), root), notes)
 
 
+def names_unlabelled(name: str) -> bool:
+    """Whether a folder has texts of no class, as that of the films whose reviews nobody has read."""
+    return name.lower() in {"unsup", "unlabeled", "unlabelled"}
+
+
 def refuse_folders_of_classes(data: str, names: Sequence[str]) -> None:
     """Refuse a folder that has a folder of texts for each class, below those of splits, if there are some.
 
@@ -138,14 +147,21 @@ def refuse_folders_of_classes(data: str, names: Sequence[str]) -> None:
     """
     files = Counter(PurePosixPath(name).parent for name in names)
     splits: dict[str, list[PurePosixPath]] = {}
-    for folder in files:
+    loose = 0
+    for folder, count in files.items():
         inside = folder.relative_to(data).parts
-        if len(inside) > 2 or not inside or (len(inside) == 2 and not _split_of(inside[0])):
+        if not inside or (len(inside) == 1 and _split_of(inside[0])):  # beside the folders, such as a list of addresses
+            loose += count
+        elif len(inside) == 1 or (len(inside) == 2 and _split_of(inside[0])):
+            splits.setdefault(_split_of(inside[0]) if len(inside) == 2 else "", []).append(folder)
+        else:
             return
-        splits.setdefault(_split_of(inside[0]) if len(inside) == 2 else "", []).append(folder)
-    are_texts = all(format_suffix(name) == ".txt" for name in names) and min(files.values(), default=0) > 1
-    named_splits = any(_split_of(folder.name) for folder in files)
-    if not are_texts or named_splits or any(len(folders) < 2 for folders in splits.values()):
+    folders = {folder for own in splits.values() for folder in own}
+    are_texts = all(format_suffix(name) == ".txt" for name in names if PurePosixPath(name).parent in folders)
+    are_most = bool(folders) and min(files[folder] for folder in folders) > 1 and loose <= _FEW * files.total()
+    named_splits = any(_split_of(folder.name) for folder in folders)
+    named = {split: {one.name for one in own if not names_unlabelled(one.name)} for split, own in splits.items()}
+    if not (are_texts and are_most) or named_splits or any(len(own) < 2 for own in named.values()):
         return
     to = f"{data.rstrip('/')}-clean"
     new = {split: f"{to}/{split or 'train'}.jsonl" for split in splits}
@@ -153,7 +169,7 @@ def refuse_folders_of_classes(data: str, names: Sequence[str]) -> None:
     flags = " ".join(
         f"{'--data' if split in ('', 'train') else f'--{split}'} {shlex.quote(path)}" for split, path in new.items()
     )
-    classes = sorted({folder.name for folder in files})
+    classes = sorted({name for own in named.values() for name in own})
     what = f"has a folder of texts for each of {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}, which may be classes"
     running = shlex.quote(f"{data.rstrip('/')}/**/*.txt")
     raise DataError(
@@ -170,11 +186,24 @@ def _named(request: NewRecipeRequest) -> dict[str, str]:
     return {split: path for split, path in given.items() if path}
 
 
+def _refuse_saved_data_set(data: str, names: Sequence[str]) -> None:
+    """Refuse a folder that `save_to_disk` of `datasets` has written: its rows are in Arrow files, and its JSON files describe them."""
+    folder = data.rstrip("/")
+    of_splits = f"{folder}/dataset_dict.json" in names
+    if not (of_splits or f"{folder}/state.json" in names) or not any(format_suffix(n) == ".arrow" for n in names):
+        return
+    new = f"{folder}-clean"
+    given = shlex.quote(new if of_splits else f"{new}/*.parquet")
+    fix = f"make Parquet files of them: evergreen convert {shlex.quote(f'{folder}/**/*.arrow')} {shlex.quote(new)}; then give --data {given}"
+    raise DataError(data, "is a data set as `datasets` saves it, whose rows are in Arrow files", fix)
+
+
 def _local_names(data: str, root: Path) -> list[str]:
     """Return the files in a folder, or that match a glob, relative to `root`."""
     is_folder = (root / data).is_dir()
     names = list_matching_files(f"{data.rstrip('/')}/**" if is_folder else data, root)
     if is_folder:
+        _refuse_saved_data_set(data, names)
         others, names = names, [name for name in names if format_suffix(name) in SUFFIXES]
         for other in [] if names else others[:1]:
             refuse_misreadable_file(root / other)  # says how to convert it

@@ -22,6 +22,8 @@ from trainer.objectives.bases.texts import Tokenizer
 logger = logging.getLogger(__name__)
 _OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task", KEY})
 """Keys of a configuration that say what a base model was made for; the first two decide what a pipeline makes of logits."""
+_OF_CROSS_ENCODER: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Keys by which sentence-transformers knows what it makes of logits. It cannot read them if they are null."""
 
 
 def keep_rows_of_known_labels(
@@ -140,6 +142,8 @@ def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Co
     for name in _OF_A_TASK - set(own):
         if getattr(network.config, name, None) is not None:
             setattr(network.config, name, None)
+    for name in _OF_CROSS_ENCODER:
+        vars(network.config).pop(name, None)
     layers = ((name, getattr(layer, "padding_idx", None)) for name, layer in network.named_modules())
     counts_from_padding = any("position" in name and padding is not None for name, padding in layers)
     for config in (network.config, network.config.get_text_config()):

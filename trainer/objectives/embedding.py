@@ -328,7 +328,7 @@ class Embedding(Objective[Options]):
             sentence_transformers_files.prompt_before(tokenizer, "document"),
             min(max_length, tokenizer.model_max_length),
         )
-        found = tokenize_texts_truncated([before + text.strip() for text in texts], tokenizer, limit)
+        found = tokenize_texts_truncated([before + text for text in texts], tokenizer, limit)
         return [
             {"row_id": i, "input_ids": ids, "text_0": hash_group_value(text.strip())}
             for i, (text, (ids, _)) in enumerate(zip(texts, found, strict=True))

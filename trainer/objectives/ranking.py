@@ -13,7 +13,7 @@ Of documents with the same score, to six decimals, the least relevant is ranked 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from params import DataError, Problem
@@ -30,6 +30,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.retrieval import DEPTH, name_length
 from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
 from trainer.objectives.bases.scored_batch import ScoredBatch
+from trainer.objectives.bases.sentence_transformers_files import set_activation
 from trainer.objectives.bases.text_pairs import TextOrPairObjective
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -167,6 +168,12 @@ class Ranking(TextOrPairObjective[Options]):
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         return {"num_labels": 1, "id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Let `CrossEncoder` give probabilities, as a pipeline does, whatever it made of the base model's output."""
+        set_activation(model.config, "activation.Sigmoid")
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         require_one_output(model.config)

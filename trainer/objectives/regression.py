@@ -30,6 +30,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.rank_correlation import spearman
 from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.scored_batch import ScoredBatch
+from trainer.objectives.bases.sentence_transformers_files import set_activation
 from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -120,6 +121,7 @@ class Regression(TextOrPairObjective[Options]):
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
     ) -> None:
         standardization.standardize_head(model, state["mean"], state["std"], new)
+        set_activation(model.config, "linear.Identity")
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         outputs = model(**without_labels(batch))

@@ -41,8 +41,11 @@ def match_labels(known: Sequence[str], wanted: Sequence[str]) -> list[int | None
     """Return for each wanted label the place of the same one among those that a model knows, or None.
 
     It is the one with the same name, or else the only one whose name differs in nothing but case, Unicode form and white space. Tags
-    of spans (O, B-date, I-date, ...) are also found under their names in other schemes.
+    of spans (O, B-date, I-date, ...) are also found under their names in other schemes. If a model's labels have no names, and the wanted ones
+    are the numbers of all of them, each is at its number, because a model that learned numbers has them there.
     """
+    if len(known) > 1 and are_unnamed(known) and {*wanted} == {*map(str, range(len(known)))}:
+        return [int(label) for label in wanted]
     are_tags = wanted[:1] == ["O"] and all(re.match("[BI]-", label) for label in wanted[1:])
     alike, twins = {label: _folded(label) for label in (*known, *wanted)}, Counter(map(_folded, wanted))
     places = {name: [i for i, label in enumerate(known) if alike[label] == name] for name in set(alike.values())}

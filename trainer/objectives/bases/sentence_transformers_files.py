@@ -25,6 +25,8 @@ from trainer.objectives.bases.texts import MODEL_INPUTS, Tokenizer
 
 Pooling = Literal["mean", "cls", "lasttoken", "max"]
 KEY: Final = "sentence_transformers"
+Activation = Literal["linear.Identity", "activation.Sigmoid"]
+"""What `CrossEncoder` makes of the output of a model that reads pairs, as a class in `torch.nn.modules`."""
 _FLAGS: Final[Mapping[str, str]] = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -82,11 +84,17 @@ def parts_of(config: PreTrainedConfig, pooling: Pooling | None = None) -> Mappin
     `pooling` takes the place of theirs. Errors are those of `read_parts`.
     """
     base, revision = str(config.name_or_path or ""), getattr(config, "_commit_hash", None)
-    parts = (read_parts(base, revision) if base else None) or getattr(config, KEY, None)
+    own = getattr(config, KEY, None) or {}
+    parts = (read_parts(base, revision) if base else None) or (own if "pooling" in own else None)
     parts = dict(parts or {"pooling": "mean", "normalize": False}) | ({"pooling": pooling} if pooling else {})
     setattr(config, KEY, parts | {"dimension": config.get_text_config().hidden_size})
     found: Mapping[str, Any] = getattr(config, KEY)
     return found
+
+
+def set_activation(config: PreTrainedConfig, activation: Activation) -> None:
+    """Let `CrossEncoder` give what the evaluation measured: by default it takes the sigmoid of a single output, also of a number."""
+    setattr(config, KEY, {"activation_fn": f"torch.nn.modules.{activation}"})
 
 
 def _pooling(config: Mapping[str, Any], base: str) -> str:
@@ -142,10 +150,16 @@ def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     return (states * marked).sum(1) / marked.sum(1)
 
 
+def _known_parts(config: PreTrainedConfig) -> Mapping[str, Any]:
+    """Return the parts in the configuration of a model that was trained here; of another one, those of its repository."""
+    known: Mapping[str, Any] = getattr(config, KEY, None) or {}
+    return known if "pooling" in known else parts_of(config)
+
+
 def embed_batch(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the vectors of the M texts of B rows of a batch, (B, M, D), by a model that may be wrapped for several processes."""
     config = getattr(model, "module", model).config
-    parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
+    parts = _known_parts(config)
     texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
     inputs = [{name: batch[text + name] for name in MODEL_INPUTS if text + name in batch} for text in texts]
     if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
@@ -161,9 +175,9 @@ def embed_texts(
 
     Padding is behind texts, as where the vectors are judged, whatever the tokenizer says: so no vector depends on the texts beside it.
     """
-    parts, found = getattr(network.config, KEY, None) or parts_of(network.config), []
+    parts, found = _known_parts(network.config), []
     for start in range(0, len(texts), _BATCH):
-        batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
+        batch = [prompt_before(tokenizer, kind) + text for text in texts[start : start + _BATCH]]
         inputs = tokenizer(batch, truncation=True, padding=True, padding_side="right", return_tensors="pt").to(
             network.device
         )

@@ -53,7 +53,7 @@ def tokenize_rows(
     """
     by_place = []
     for i, prompt in enumerate(prompts):
-        own = [prompt + texts[min(i, len(texts) - 1)].strip() for texts in every]
+        own = [prompt + texts[min(i, len(texts) - 1)] for texts in every]
         by_place.append(tokenize_texts_truncated(own, tokenizer, max_length))
     names, found = token_names(len(prompts)), []
     for texts, tokens in zip(every, zip(*by_place, strict=True), strict=True):

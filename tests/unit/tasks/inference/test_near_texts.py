@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import transformers
+from torch.nn import functional as F
 
 from params import DataError, ModelError
+from params.schema import ObjectiveChoice
 from tasks.inference.command import read_lines
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tests.support.pretrained import CONFIGS, write_model
+from trainer import objectives
 from trainer.objectives.bases import sentence_transformers_files as files
 
 TEXTS = ("the rain in this place", "bread, soup and rice", " ", "a train", "How do I get there?")
@@ -32,6 +36,36 @@ def embedding(tmp_path, request):
     network.save_pretrained(tmp_path / "release")
     files.write_files(tmp_path / "release")
     return tmp_path / "release"
+
+
+def test_vectors_are_those_of_sentence_transformers_also_of_texts_with_outer_white_space(embedding):
+    """That library no longer strips texts. A line end at the end of a text is a token, which a model that reads the last one answers with."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["what about the rain", "  a train", "and a road\n", "\tbread, soup and rice "]
+    theirs = SentenceTransformer(str(embedding))
+    queries, documents = (
+        F.normalize(torch.tensor(ask(texts))) for ask in (theirs.encode_query, theirs.encode_document)
+    )
+    network, tokenizer = (
+        auto.from_pretrained(embedding) for auto in (transformers.AutoModel, transformers.AutoTokenizer)
+    )
+    objective = objectives.build_objective(ObjectiveChoice(name="embedding"))
+    rows = [{"row_id": i, "anchor": text, "positive": text} for i, text in enumerate(texts)]
+    found = objective.encode(rows, tokenizer, 12, {})
+    batch = objective.collate([one.examples[0] for one in found], tokenizer)
+    of_corpus = objective.collate(objective.vector_space.encode_documents(texts, tokenizer, 12), tokenizer)
+    with torch.no_grad():
+        own = F.normalize(objective.embed(network.eval(), batch), dim=-1)
+        documents_of_corpus = F.normalize(objective.embed(network, of_corpus), dim=-1)
+        tried = files.embed_texts(network, tokenizer, texts, "query")
+    for expected, ours in (
+        (queries, own[:, 0]),
+        (documents, own[:, 1]),
+        (documents, documents_of_corpus[:, 0]),
+        (queries, tried),
+    ):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_nearest_texts_come_first_with_the_cosines_of_sentence_transformers(embedding):

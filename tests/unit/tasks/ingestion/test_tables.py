@@ -166,3 +166,13 @@ def test_a_malformed_table_names_the_command_for_bare_quotes_where_that_is_one(t
     with pytest.raises(DataError, match="malformed CSV") as caught:
         read(tmp_path / "a.tsv")
     assert "line 3 has 1 cells, and the first has 2" in caught.value.fix
+
+
+@pytest.mark.parametrize("delimiter", [";", ",", "|"])
+def test_a_line_for_excel_is_neither_a_header_nor_a_row(delimiter: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("".join(f"{line}\n" for line in (f"sep={delimiter}", f"text{delimiter}label", f"a{delimiter}b")))
+    with pytest.raises(DataError, match="tells Excel what separates cells"):
+        read(path)
+    with pytest.raises(DataError, match="tells Excel what separates cells"):
+        copy_file(path, tmp_path / "new.csv", CopyOptions())

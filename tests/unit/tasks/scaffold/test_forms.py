@@ -293,8 +293,57 @@ def test_lists_and_records_are_read_as_json_python_and_numpy_write_them(value: A
         assert parse_written(text) == value
 
 
+@pytest.mark.parametrize(
+    "value", [("a", "it's"), ("a",), (), {"a", "b"}, {3}, set(), frozenset({"b", "a"}), frozenset()]
+)
+def test_tuples_and_sets_of_python_are_lists(value: Any) -> None:
+    assert looks_written(str(value))
+    assert parse_written(str(value)) == ([*value] if isinstance(value, tuple) else sorted(value))
+    assert parse_written(str([{"k": value}])) == [{"k": parse_written(str(value))}]
+
+
+@pytest.mark.parametrize("labels", [["{'a', 'b'}", "set()", "{'b'}"], ["('a', 'b')", "()", "('b',)"]], ids=str)
+def test_tuples_and_sets_of_labels_are_no_classes(labels: list[str]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(labels=labels)))
+    assert "as Python writes them" in proposed("rows.jsonl").what
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    found = [json.loads(line)["labels"] for line in Path("new.jsonl").read_text().splitlines()]
+    assert found == [["a", "b"], [], ["b"]] * 20
+
+
+@pytest.mark.parametrize("name", ["words", "sentence"])
+def test_tags_may_stand_before_their_words(name: str) -> None:
+    rows = [{"labels": BIO[0], name: [*WORDS[0][:3], f"Rome{i}"]} for i in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert f"tags of the words in `{name}`" in proposed("rows.jsonl").what
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    first = json.loads(Path("new.jsonl").read_text().splitlines()[0])
+    assert first == {
+        "text": "Ann Lee in Rome0",
+        "spans": [SPANNED["spans"][0], {"label": "LOC", "start": 11, "end": 16}],
+    }
+
+
+def test_sentences_are_no_words_of_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"dialog": [f"Are you {i}?", "I am here.", "Fine."], "act": [1, 2, 3]} for i in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "tags" not in proposed("rows.jsonl").what
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert "no form that has to be converted" in capsys.readouterr().err
+
+
+def test_offsets_that_may_count_words_are_no_characters() -> None:
+    rows = [
+        {"tokenized_text": ["Ann", "Lee", f"is {i}"], "text": f"Ann Lee is {i}", "ner": [[0, 1, "PER"]]}
+        for i in range(60)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "may count the words in `tokenized_text`" in proposed("rows.jsonl").what
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+
+
 def test_what_only_looks_like_a_list_is_none_and_what_is_cut_off_is_refused() -> None:
-    assert not any(map(looks_written, ["[laughs]", "{name}", "[POS]", "see [1]", ""]))
+    assert not any(map(looks_written, ["[laughs]", "{name}", "[POS]", "see [1]", "", "(1)", "(5 of 10)", "('a')"]))
     Path("rows.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in texts(labels=["['a' ... 'b']", "['c' ... 'd']"]))
     )

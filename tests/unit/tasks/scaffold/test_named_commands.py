@@ -210,11 +210,21 @@ def test_no_value_is_another_one_after_the_named_command(
         assert said.count("0 values changed") == sum(command.startswith("convert") for command in commands)
 
 
-@pytest.mark.parametrize("splits", [("",), ("train/", "test/")])
+@pytest.mark.parametrize("beside", [False, True], ids=["nothing else", "lists and unlabelled texts"])
+@pytest.mark.parametrize("splits", [("",), ("train/", "test/")], ids=["", "train and test"])
 def test_a_folder_of_a_folder_for_each_class_is_a_classification(
-    splits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    splits: tuple[str, ...],
+    beside: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Also if there is more beside these folders, as in IMDB's archive: addresses, scores, and texts that nobody has read."""
     monkeypatch.chdir(tmp_path)
+    others = ["imdbEr.txt", f"{splits[0]}urls_pos.txt", f"{splits[0]}unsup/1.txt", f"{splits[0]}unsup/2.txt"]
+    for name in others if beside else ():
+        Path("films", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("films", name).write_text("1\n2\n")
     for split in splits:
         for i in range(20):
             path = Path(f"films/{split}{('pos', 'neg')[i % 2]}/{i}.txt")
@@ -224,6 +234,7 @@ def test_a_folder_of_a_folder_for_each_class_is_a_classification(
         find_source(NewRecipeRequest("x", "films"))
     for command in re.findall(r"evergreen (convert \S+ \S+?)(?:;| &&)", caught.value.fix):
         assert main(command.split()) == 0
+    assert ("left out: 2 texts" in capsys.readouterr().out) is beside
     flags = shlex.split(caught.value.fix.partition("then give ")[2].partition(";")[0])
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     found = find_source(NewRecipeRequest("x", given["--data"], test=given.get("--test", ""))).source
@@ -231,6 +242,27 @@ def test_a_folder_of_a_folder_for_each_class_is_a_classification(
     assert [len(own) for own in rows.values()] == [20] * len(splits)
     assert {(row["label"], row["text"]) for row in rows["train"]} >= {("neg", f'Film "1",\n\n{splits[0]} is it.\n')}
     assert find_source(NewRecipeRequest("x", "films/**/*.txt")).keys["text_unit"] in ("file", "paragraph")
+
+
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_a_data_set_that_datasets_has_saved_is_read(
+    has_splits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    monkeypatch.chdir(tmp_path)
+    names = Features(text=Value("string"), label=ClassLabel(names=["bad", "good"]))
+    own = Dataset.from_dict({"text": [f"text {i}" for i in range(20)], "label": [0, 1] * 10}, features=names)
+    (DatasetDict(train=own, test=own) if has_splits else own).save_to_disk("saved")
+    with pytest.raises(DataError, match="as `datasets` saves it") as caught:
+        find_source(NewRecipeRequest("x", "saved"))
+    command, _, given = caught.value.fix.partition(": evergreen ")[2].partition("; then give --data ")
+    assert main(shlex.split(command)) == 0
+    rows = read_source_sample(find_source(NewRecipeRequest("x", *shlex.split(given))).source).rows
+    assert {split: len(found) for split, found in rows.items()} == dict.fromkeys(
+        ["train", "test"][: 1 + has_splits], 20
+    )
+    assert rows["train"][1] == {"text": "text 1", "label": "good"}
 
 
 def test_every_command_that_a_message_names_is_run_above() -> None:

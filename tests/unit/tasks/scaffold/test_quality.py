@@ -56,6 +56,19 @@ def test_a_dash_beside_words_is_no_label_and_beside_a_plus_it_is_one() -> None:
     assert (found.unlabelled, found.unusable, found.labels["-"]) == ("", {}, 1)
 
 
+@pytest.mark.parametrize("kind", [int, str])
+def test_minus_one_beside_numbers_of_classes_is_no_label(kind: type[Any]) -> None:
+    classes = [{"text": f"text {i}", "label": kind(i % 3)} for i in range(96)]
+    found = judged([*classes, {"text": "a", "label": kind(-1)}])
+    assert (found.unlabelled, found.no_label) == ("label", kind(-1))
+    assert found.unusable == {"no label: `label` is `-1`": 1}
+    assert "-1" not in found.labels
+    for others in ([-1, 1], [-2, -1, 0, 1, 2], [-1, 0, 1], [-1, 1, 2, 3]):  # opinions, and numbers that are no places
+        found = judged([{"text": f"text {i}", "label": kind(others[i % len(others)])} for i in range(96)])
+        assert (found.unlabelled, found.unusable) == ("", {})
+        assert ("if it says that a row has none" in " ".join(found.notes())) is (others == [-1, 0, 1])
+
+
 def test_a_sample_of_rows_has_all_kinds_that_take_turns() -> None:
     found = judged(rows(1000))
     sample, step = found.sample(100)

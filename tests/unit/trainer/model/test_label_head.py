@@ -116,6 +116,15 @@ def logits(network: Any) -> dict[str, torch.Tensor]:
     return {network.config.id2label[i]: torch.cat(found)[:, i] for i in range(network.config.num_labels)}
 
 
+@pytest.mark.parametrize("labels", [["0", "1", "2"], ["0", "1"], ["1", "2", "3"]], ids=str)
+def test_numbers_of_all_labels_without_names_keep_the_head(tmp_path, labels):
+    folder = write_base(tmp_path, "bert", "sequence_classification", [f"LABEL_{i}" for i in range(3)])
+    base = logits(AutoModelForSequenceClassification.from_pretrained(folder).eval())
+    own = logits(built(folder, "sequence_classification", labels))
+    is_kept = [torch.allclose(own[label], base.get(f"LABEL_{label}", own[label] + 1)) for label in labels]
+    assert is_kept == [labels == ["0", "1", "2"]] * len(labels)
+
+
 def said_of_head(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "trainer.model.label_head"]
 

@@ -21,6 +21,9 @@ MATCHES = {
     "IO": (["O", "date", "who"], TAGS, [0, None, 1, None, 2]),
     "BILOU": (["U-who", "L-who", "I-who", "B-who", "O"], TAGS, [4, None, None, 3, 2]),
     "begins and ends only": (["U-who", "E-who", "O"], TAGS, [2, None, None, 0, 1]),
+    "numbers of labels without names": (["LABEL_0", "LABEL_1", "LABEL_2"], ["2", "0", "1"], [2, 0, 1]),
+    "fewer numbers": (["LABEL_0", "LABEL_1", "LABEL_2"], ["0", "1"], [None, None]),
+    "numbers from 1 on": (["LABEL_0", "LABEL_1"], ["1", "2"], [None, None]),
     "classes are no tags": (["date"], ["B-date", "I-date"], [None, None]),
 }
 
