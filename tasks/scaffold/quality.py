@@ -99,6 +99,14 @@ def _group_reasons(counts: Counter[str], examples: Mapping[str, str]) -> tuple[C
     return grouped, kept
 
 
+def _how_to_divide_labels(sample: RowSample, proposal: ObjectiveProposal) -> str:
+    """Return the end of a remark that names --labels, if the texts of the label column join several labels; else nothing."""
+    given = sample.columns.get(proposal.columns.get("label", ""))
+    if not given or not joining_mark(given, sample.columns):
+        return ""
+    return f"; to learn each by itself, add --labels {shlex.quote(given.name)}"
+
+
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
     """Return the quality of the sample for an objective.
 
@@ -154,9 +162,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
     uses = Counter(part for label in labels for part in _parts(label))
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
-    given = sample.columns.get(proposal.columns.get("label", ""))
-    named = shlex.quote(given.name) if given and joining_mark(given, sample.columns) else ""
-    instead = f"; to learn each by itself, add --labels {named}" if named else ""
+    instead = _how_to_divide_labels(sample, proposal)
     unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
     remarks = {
         f"{repeated:,} training rows repeat a text; they are kept": repeated and not objective.group_columns,

@@ -118,7 +118,8 @@ def polite(count: int) -> Rows:
     columns = preferences.pairs(count)
     for i, values in enumerate(zip(*columns.values(), strict=True)):
         row = dict(zip(columns, values, strict=True))
-        yield row | ({"rejected": row["chosen"]} if i == 17 else {})
+        prompt = f"{i}: {row['prompt']}"  # else some rows are equal, and leave the train split
+        yield row | {"prompt": prompt} | ({"rejected": row["chosen"]} if i == 17 else {})
 
 
 def feedback(count: int) -> Rows:
