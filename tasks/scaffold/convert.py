@@ -123,7 +123,7 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
     if form is None:
         what = "has no form that has to be converted"
         raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
-    form = form._replace(what=form.what.format(found=form.found))
+    form = form._replace(what=form.what.format(found=form.found), becomes=form.becomes.format(found=form.found))
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
 
@@ -145,7 +145,7 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
         for line in [json.dumps(one, ensure_ascii=False, default=str) for one in kept]:
             lines.append(line)
             after = json.loads(line)
-            names = (row.keys() & after.keys()) - {form.column}
+            names = (row.keys() & after.keys()) - {form.column, form.also_written}
             changed.update(
                 name for name in names if after[name] != before[name] and str(after[name]) != str(before[name])
             )

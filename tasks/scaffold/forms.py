@@ -44,6 +44,8 @@ class RowForm(NamedTuple):
     """Only columns are of this form that are a `label` or a `text`, by their names or because somebody says so."""
     is_proposed: bool = True
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
+    also_written: str = ""
+    """The other column, if there is one, whose values are others in the converted rows."""
     column: str = ""
     found: Any = None
 
@@ -328,6 +330,7 @@ FORMS: Final = (
         "the labels {found!r} and 'not {found}'",
         _answered_label,
         _with_answer,
+        also_written="label",
     ),
     _Other(
         "says which rows were rejected or ignored",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,7 @@ def run_command_of(fix: str) -> list[str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
+def test_the_command_that_new_prints_gives_right_rows(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows, what, first, objective, columns = FORMS[form]
     Path("rows's.jsonl").write_text(
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
@@ -202,6 +203,11 @@ def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
     error = proposed("rows's.jsonl")
     assert what in error.what
     _, written = run_command_of(error.fix)
+    said = capsys.readouterr().out
+    assert error.what in said
+    (new_form,) = re.findall(" writes (.*?); then give", error.fix)
+    assert f"wrote {new_form} into" in said
+    assert "0 values of other columns changed\n" in said
     assert json.loads(Path(written).read_text(encoding="utf-8").splitlines()[0]) == first
     if objective:
         assert proposed(written, **columns).objective == objective
