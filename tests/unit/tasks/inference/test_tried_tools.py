@@ -52,7 +52,9 @@ def test_the_answer_is_that_of_a_server_which_gets_the_tools(tmp_path: Path) -> 
 def test_tools_take_places_of_the_model(tmp_path: Path) -> None:
     tokenizer = release(tmp_path / "long").tokenizer
     sizes = [
-        len(tokenizer.apply_chat_template(ASKED, tools=tools, add_generation_prompt=True, return_dict=True)["input_ids"])
+        len(
+            tokenizer.apply_chat_template(ASKED, tools=tools, add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
         for tools in (None, TOOLS)
     ]
     model = release(tmp_path / "short", max_position_embeddings=sizes[1])

@@ -227,6 +227,25 @@ def test_lists_and_records_are_read_as_json_python_and_numpy_write_them(value: A
         assert parse_written(text) == value
 
 
+def test_missing_values_that_numpy_writes_are_null() -> None:
+    for array in ([1.5, np.nan], [np.nan, -2.0], [np.nan]):
+        wanted = [None if np.isnan(one) else one for one in array]
+        assert parse_written(str(np.array(array))) == parse_written(str(array)) == wanted
+    assert parse_written("['it is nan' nan]") == ["it is nan", None]
+
+
+def test_accepted_and_rejected_rows_are_two_classes_and_ignored_ones_none(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = ["reject", "accept", "ignore", "reject"] * 10
+    rows = [{"text": f"text {i}", "label": "DOCS", "answer": answer} for i, answer in enumerate(answers)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, written = run_command_of(proposed("rows.jsonl").fix)
+    found = [json.loads(line) for line in Path(written).read_text().splitlines()]
+    classes = {"reject": "not DOCS", "accept": "DOCS"}
+    kept = [row for row in rows if row["answer"] in classes]
+    assert found == [{"text": row["text"], "label": classes[row["answer"]]} for row in kept]
+    assert "40 rows became 30" in capsys.readouterr().out
+
+
 def test_what_only_looks_like_a_list_is_none_and_what_is_cut_off_is_refused() -> None:
     assert not any(map(looks_written, ["[laughs]", "{name}", "[POS]", "see [1]", ""]))
     Path("rows.jsonl").write_text(
