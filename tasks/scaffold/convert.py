@@ -28,7 +28,7 @@ from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
 from tasks.ingestion.source import open_source
 from tasks.ingestion.tables import open_table
-from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffix, copy_file
+from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffix, copy_file, new_file
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
@@ -103,11 +103,14 @@ def _write_texts_of_classes(folder: Path, to: Path) -> None:
     if to.exists() or to.suffix != ".jsonl":
         what = "exists" if to.exists() else "would not say what is in it: JSONL"
         raise RecipeError(str(to), what, f"name another file, such as {to.with_suffix('.jsonl')}")
-    rows = ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    write_text_atomically(to, "\n".join(lines) + "\n")
-    written = [json.loads(line) for line in to.read_text(encoding="utf-8").split("\n") if line]
-    compare(folder, (row["text"] for row in written), (text for path in paths for text in _read_text(path)))
+
+    def rows() -> Iterator[Row]:
+        return ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
+
+    with new_file(to) as partial:
+        write_text_atomically(partial, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows()))
+        written = [json.loads(line) for line in partial.read_text(encoding="utf-8").split("\n") if line]
+        compare(folder, written, rows())
     classes = Counter(row["label"] for row in written)
     print(f"wrote the texts of {', '.join(f'{name} ({count:,})' for name, count in classes.items())} into {to}")
     print(f"  compared row by row: {len(written):,} rows, 0 values changed")
@@ -149,7 +152,7 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
         for line in [json.dumps(one, ensure_ascii=False, default=str) for one in kept]:
             lines.append(line)
             after = json.loads(line)
-            names = (row.keys() & after.keys()) - {form.column, *getattr(form.found, "changed", ())}
+            names = (row.keys() & after.keys()) - form.changed_columns
             changed.update(
                 name for name in names if after[name] != before[name] and str(after[name]) != str(before[name])
             )
@@ -255,9 +258,10 @@ def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
         raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
-    write_text_atomically(to, text.getvalue())
-    with open_table(to, str(to), is_quoted=True) as (_, written):
-        compare(path, (cells for _, cells in written), map(list, rows))
+    with new_file(to) as partial:
+        write_text_atomically(partial, text.getvalue())
+        with open_table(partial, str(to), is_quoted=True) as (_, written):
+            compare(path, (cells for _, cells in written), map(list, rows))
     others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
     print(f"wrote the {len(rows):,} lines of sheet {name} into {to}, and compared them: 0 values changed{others}")
 

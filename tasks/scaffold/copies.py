@@ -115,7 +115,7 @@ def _copy_table(path: Path, to: Path, header: Sequence[str], quotes: str) -> Non
             first = list(header) or [one if one.strip() else f"column{i}" for i, one in enumerate(next(found), start=1)]
             yield from chain([first], found)
 
-        with _new_file(to) as partial:
+        with new_file(to) as partial:
             with partial.open("w", encoding="utf-8", newline="") as file:
                 writer, first_long = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL), ""
                 for rows, cells in enumerate(wanted()):
@@ -158,7 +158,7 @@ def _copy_text(path: Path, to: Path, encoding: str) -> None:
             yield from iter(lambda: text.read(_BLOCK_BYTES), "")
 
     zeros = 0
-    with _new_file(to) as partial:
+    with new_file(to) as partial:
         with partial.open("w", encoding="utf-8", newline="") as file:
             for block in blocks():
                 zeros += block.count("\0")
@@ -180,7 +180,7 @@ def _copy_json(path: Path, to: Path) -> None:
     with translate_read_errors(path, str(path)), open_as_utf8(path, str(path)) as file:
         text = file.read().decode("utf-8-sig")
     new = _STRING.sub(lambda string: _CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", string[0]), text)
-    with _new_file(to) as partial:
+    with new_file(to) as partial:
         partial.write_text(new, encoding="utf-8", newline="")
         with partial.open(encoding="utf-8", newline="") as file:
             written = file.read()
@@ -196,7 +196,7 @@ def _copy_arrow(path: Path, to: Path) -> None:
     """
     with translate_read_errors(path, str(path)), bounded_memory(str(path)):
         table = _read_arrow(path)
-        with _new_file(to) as partial:
+        with new_file(to) as partial:
             pq.write_table(table, partial)
             with pq.ParquetFile(partial) as written:
                 compare(path, _rows_of(written.iter_batches()), _rows_of(table.to_batches()))
@@ -251,7 +251,7 @@ def _changed_error(path: Path, what: str) -> DataError:
 
 
 @contextlib.contextmanager
-def _new_file(to: Path) -> Iterator[Path]:
+def new_file(to: Path) -> Iterator[Path]:
     """Give a path to write to; the file gets its name at the end of the block, or is removed after an error."""
     partial = to.with_name(f".{to.name}.partial")
     with translate_disk_errors(to):

@@ -49,8 +49,15 @@ class RowForm(NamedTuple):
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
     decides: str = ""
     """The flag that such a column decides about in each row, so that no other column can be named for all rows."""
+    also_written: str = ""
+    """The other column, if there is one, whose values are others in the converted rows."""
     column: str = ""
     found: Any = None
+
+    @property
+    def changed_columns(self) -> set[str]:
+        """The columns whose values are others in the converted rows."""
+        return {self.column, self.also_written, *getattr(self.found, "changed", ())}
 
     def error(self, patterns: Mapping[str, str], instead: str = "") -> DataError:
         """Return the error with the command that converts the files of each split; `instead` says what else can be done."""
@@ -552,6 +559,7 @@ FORMS: Final = (
         "the labels {found!r} and 'not {found}'",
         _answered_label,
         _with_answer,
+        also_written="label",
     ),
     _Other(
         "says which rows were rejected or ignored",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from params.schema import AdapterForm
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny
 
-CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+CHAT = (
+    "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
 _PROMPTS = {
     "prompt": "Who? {text} Answer:",
     "reference_columns": ["label"],
@@ -24,7 +28,17 @@ _BEST_F1, _BEST_ACCURACY = tiny.TAGS["training"], tiny.CLASSES["training"]
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "causal_lm": (10, {}),
     "sft": (10, {"objective": {"name": "sft", "prompt_column": "text", "completion_column": "label"}}),
-    "conversations": (10, {"objective": {"name": "sft", "messages_column": "messages", "chat_template": CHAT}}),
+    "conversations": (
+        10,
+        {
+            "objective": {
+                "name": "sft",
+                "messages_column": "messages",
+                "tools_column": "tools",
+                "chat_template": CHAT,
+            }
+        },
+    ),
     "sequence_classification": (60, tiny.CLASSES),
     "multi_label_classification": (60, tiny.LABEL_SETS),
     "token_classification": (60, tiny.TAGS),
@@ -134,7 +148,11 @@ def evaluated(
 def conversations(count: int, split: str) -> dict[str, list[Any]]:
     texts = tiny.sentences(count, len(split))
     turns = [(("user", f"Who? {text}"), ("assistant", text.split()[1])) for text in texts]
-    return {"messages": [[{"role": role, "content": content} for role, content in both] for both in turns]}
+    tools = [json.dumps([{"name": f"look_{i % 5}"}]) if i % 3 else None for i in range(count)]
+    return {
+        "messages": [[{"role": role, "content": content} for role, content in both] for both in turns],
+        "tools": tools,
+    }
 
 
 def questions(count: int, split: str) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
 
 from params import DataError, ModelError, RecipeError
@@ -24,10 +25,11 @@ from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.validation.stage import validate
-from tests.support import releases, tiny
+from tests.support import releases, tiny, tiny_releases
 from tests.support.validation import ONE_PROCESS
 from tests.unit.tasks.evaluation.test_stage import run, scores_of, with_model
 from trainer import objectives
+from trainer.objectives.bases.tools import read_tools
 
 SFT = {
     "objective": {"name": "sft", "prompt_column": "text", "completion_column": "label"},
@@ -145,6 +147,26 @@ class TestAnswers:
             )
         expected = tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
         assert results(artifacts)[0].failures[0].notes["answered"] == expected
+
+    def test_a_model_that_learned_with_tools_is_asked_with_them(self, tmp_path):
+        """As on the card: the text is what a pipeline answers that gets the tools of the row."""
+        artifacts, recipe = tiny_releases.evaluated(tmp_path, "conversations", steps=0)
+        network = transformers.AutoModelForCausalLM.from_pretrained(artifacts.model)
+        for weight in network.parameters():  # so large that what is answered depends on all that is read
+            weight.data *= 25 if weight.dim() == 2 else 1
+        network.save_pretrained(artifacts.model)
+        asked, tools = [{"role": "user", "content": "Who?"}], [{"name": f"look_{i}"} for i in range(9)]
+        talk = [*asked, {"role": "assistant", "content": "nobody"}]
+        write_suite(artifacts, messages=[talk] * 2, tools=[json.dumps(tools), None])
+        run(artifacts, recipe, suites=[suite(max_new_tokens=12)])
+        answered = [one.notes["answered"] for one in results(artifacts)[0].failures]
+        pipeline = transformers.pipeline("text-generation", model=str(artifacts.model))
+        options = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+        expected = [
+            pipeline(asked, **options, **given)[0]["generated_text"] for given in ({"tools": read_tools(tools)}, {})
+        ]
+        assert expected[0] != expected[1]
+        assert answered == expected
 
 
 @pytest.mark.parametrize("content", [tiny.TARGETS, tiny.TAGS], ids=["seq2seq", "token_classification"])

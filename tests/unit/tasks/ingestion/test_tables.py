@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from params import DataError
@@ -105,6 +105,19 @@ def test_cells_that_are_only_joined_are_read_as_they_were_or_refused(
     assert found in (None, table) or (is_csv and found == without)
 
 
+@given(TABLE)
+@example([["a, b\nc", "pos"], ["d", "neg"]])
+@settings(max_examples=50, deadline=None)
+def test_nobody_is_asked_about_the_quotes_of_a_new_file(folder: Path, table: Table) -> None:
+    """Also where each of its lines has as many cells as the first."""
+    text, path, clean = io.StringIO(newline=""), folder / "asked.tsv", folder / "answered.csv"
+    table = [[cell.replace("\r", "") for cell in row] for row in table]
+    csv.writer(text, delimiter="\t", lineterminator="\n").writerows([names_of(table), *table])
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    copy_file(path, clean, CopyOptions(quotes="around-cells"))
+    assert read(clean) == table
+
+
 def film(*more: str) -> str:
     """Return 300 lines of a table with tabs; each tenth text begins with a quote, and each text behind it ends with one."""
     chance = random.Random(3)
@@ -150,10 +163,11 @@ def test_quotes_around_a_few_texts_are_characters_and_around_all_of_a_column_are
     assert caught.value.fix.endswith("correct what is no row then: its header has quotes around a cell")
 
 
-def test_rows_that_hold_line_ends_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a.csv").write_text('text,label\n"a, b, c\nd",pos\ne,neg\n')
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_rows_that_hold_line_ends_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, end: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f'text,label\n"a, b, c{end}d",pos\ne,neg\n'.encode())
     with caplog.at_level(logging.INFO):
-        assert read(tmp_path / "a.csv")[0] == ["a, b, c\nd", "pos"]
+        assert read(tmp_path / "a.csv")[0] == [f"a, b, c{end}d", "pos"]
     assert "a.csv: 1 of 2 rows hold line ends" in caplog.text
 
 

@@ -22,6 +22,7 @@ from tasks.publishing.model_card import PICTURES, render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
+from trainer.objectives.bases.tools import read_tools
 
 TOKEN = "hf_tests"
 EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"
@@ -331,3 +332,23 @@ def test_snippet_writes_prompts_as_they_were_learned(run):
     assert r"tokenizer('```\nsum: The input text.'," in snippet
     for code in (snippet, snippet_of(run, dpo), snippet_of(run, grpo)):
         compile(code, "card", "exec")
+
+
+def test_snippet_gives_tools_where_they_were_learned(run):
+    """It is run: what the pipeline gets is a question and tools in the form that chat templates take."""
+    got = []
+
+    def generator(messages, **more):
+        got.append((messages, more))
+        return [{"generated_text": [{"role": "assistant", "content": "a"}]}]
+
+    columns = {"sft": {"messages_column": "messages"}, "dpo": {"chat": True}, "kto": {"chat": True}}
+    for name, own in columns.items():
+        for tools in (None, "tools"):
+            code = snippet_of(run, {"name": name, **own, "tools_column": tools}, template="{{ tools }}{{ messages }}")
+            code = code.removeprefix("from transformers import pipeline\n")
+            exec(compile(code, "card", "exec"), {"pipeline": lambda *_, **__: generator})
+            messages, more = got.pop()
+            assert [message["role"] for message in messages] == ["user"]
+            assert ("tools" in more) == bool(tools)
+            assert more.get("tools", []) == read_tools(more.get("tools"))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tasks.commands import main
-from tasks.scaffold.convert import convert_files
+from tasks.scaffold.convert import _write_converted, convert_files
+from tasks.scaffold.forms import RowForm
 from tests.unit.tasks.scaffold.test_forms import CHAT
 
 
@@ -68,3 +69,17 @@ def test_a_file_is_one_file_however_its_path_is_written(name: str, tmp_path: Pat
         Path(folder, "rows.jsonl").write_text(json.dumps({"text": "a text", "label": ["a"]}) + "\n")
     rows = converted_file(name.format(folder=tmp_path))
     assert rows == [{"text": "a text", "label": "a"}]
+
+
+def test_values_of_other_columns_that_change_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """No form that is known changes any; one that did would be said."""
+    rows = [{"text": f"a text {i}", "answer": ["accept", "reject"][i % 2], "price": i} for i in range(20)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def convert(row: dict[str, Any], name: str, _: Any) -> list[dict[str, Any]]:
+        return [{**row, name: "new", "price": max(row["price"], 15)}]
+
+    form = RowForm("is old", "it anew", lambda *_: True, convert, column="answer")
+    assert _write_converted(Path("rows.jsonl"), Path("new.jsonl"), form) == 20
+    said = "compared row by row: 15 values of other columns changed; `price` in 15 rows"
+    assert said in capsys.readouterr().out

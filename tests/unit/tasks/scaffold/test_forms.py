@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,7 @@ def run_command_of(fix: str) -> list[str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
+def test_the_command_that_new_prints_gives_right_rows(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows, what, first, objective, columns = FORMS[form]
     Path("rows's.jsonl").write_text(
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
@@ -274,6 +275,11 @@ def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
     error = proposed("rows's.jsonl")
     assert what in error.what
     _, written = run_command_of(error.fix)
+    said = capsys.readouterr().out
+    assert error.what in said
+    (new_form,) = re.findall(" writes (.*?); then give", error.fix)
+    assert f"wrote {new_form} into" in said
+    assert "0 values of other columns changed\n" in said
     assert json.loads(Path(written).read_text(encoding="utf-8").splitlines()[0]) == first
     if objective:
         assert proposed(written, **columns).objective == objective
@@ -340,6 +346,25 @@ def test_offsets_that_may_count_words_are_no_characters() -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "may count the words in `tokenized_text`" in proposed("rows.jsonl").what
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+
+
+def test_missing_values_that_numpy_writes_are_null() -> None:
+    for array in ([1.5, np.nan], [np.nan, -2.0], [np.nan]):
+        wanted = [None if np.isnan(one) else one for one in array]
+        assert parse_written(str(np.array(array))) == parse_written(str(array)) == wanted
+    assert parse_written("['it is nan' nan]") == ["it is nan", None]
+
+
+def test_accepted_and_rejected_rows_are_two_classes_and_ignored_ones_none(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = ["reject", "accept", "ignore", "reject"] * 10
+    rows = [{"text": f"text {i}", "label": "DOCS", "answer": answer} for i, answer in enumerate(answers)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, written = run_command_of(proposed("rows.jsonl").fix)
+    found = [json.loads(line) for line in Path(written).read_text().splitlines()]
+    classes = {"reject": "not DOCS", "accept": "DOCS"}
+    kept = [row for row in rows if row["answer"] in classes]
+    assert found == [{"text": row["text"], "label": classes[row["answer"]]} for row in kept]
+    assert "40 rows became 30" in capsys.readouterr().out
 
 
 def test_what_only_looks_like_a_list_is_none_and_what_is_cut_off_is_refused() -> None:

@@ -13,13 +13,16 @@ import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
 from params import DataError
 from tasks.commands import main
+from tasks.scaffold import convert
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, OTHER_FORMATS
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
@@ -210,6 +213,60 @@ def test_no_value_is_another_one_after_the_named_command(
         assert said.count("0 values changed") == sum(command.startswith("convert") for command in commands)
 
 
+class _Altered:
+    """A file that is written with one letter less than it gets, as a fault would do it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._is_whole = file, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _Altered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, text: str) -> int:
+        new, count = re.subn("e", "", text, count=1) if self._is_whole else (text, 0)
+        self._is_whole &= not count
+        self._file.write(new)
+        return len(text)
+
+
+def alter(patch: pytest.MonkeyPatch) -> None:
+    """Let whatever `convert` writes lack a letter, or have its rows in another order."""
+    open_path, write_table, write_text = Path.open, pq.write_table, convert.write_text_atomically
+
+    def open_altered(path: Path, mode: str = "r", *arguments: Any, **more: Any) -> Any:
+        file = open_path(path, mode, *arguments, **more)
+        return _Altered(file) if mode == "w" else file
+
+    patch.setattr(Path, "open", open_altered)
+    patch.setattr(pq, "write_table", lambda table, to: write_table(table.take([*range(len(table))][::-1]), to))
+    patch.setattr(convert, "write_text_atomically", lambda path, text: write_text(path, text.replace("e", "", 1)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (".xz", ".zip")])
+def test_a_new_file_with_another_value_is_not_kept(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, write, _ = KINDS[kind]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(write(rows_of(3, "here")))
+    with pytest.raises(DataError) as caught:
+        sample(path, tmp_path)
+    (command,) = re.findall(r"evergreen (convert .*?)(?=;|$)", caught.value.fix)[:1]
+    with monkeypatch.context() as patch:
+        alter(patch)
+        assert main(shlex.split(command)) != 0
+    assert "would be another one in the new file" in capsys.readouterr().err
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert main(shlex.split(command)) == 0
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["nothing else", "lists and unlabelled texts"])
 @pytest.mark.parametrize("splits", [("",), ("train/", "test/")], ids=["", "train and test"])
 def test_a_folder_of_a_folder_for_each_class_is_a_classification(
@@ -235,6 +292,11 @@ def test_a_folder_of_a_folder_for_each_class_is_a_classification(
     for command in re.findall(r"evergreen (convert \S+ \S+?)(?:;| &&)", caught.value.fix):
         assert main(command.split()) == 0
     assert ("left out: 2 texts" in capsys.readouterr().out) is beside
+    with monkeypatch.context() as patch:
+        alter(patch)
+        assert main(["convert", f"films/{splits[0]}".rstrip("/"), "altered.jsonl"]) != 0
+    assert "would be another one in the new file" in capsys.readouterr().err
+    assert not Path("altered.jsonl").exists()
     flags = shlex.split(caught.value.fix.partition("then give ")[2].partition(";")[0])
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     found = find_source(NewRecipeRequest("x", given["--data"], test=given.get("--test", ""))).source

@@ -242,6 +242,42 @@ def test_each_objective_gets_a_sound_recipe(form: str, project: Path, models: Pa
     check(project / "params/topics.yaml")
 
 
+def test_keys_of_messages_that_nothing_reads_are_said(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may mark what must not be learned; so the marks that are read are named."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say {i}.", "mood": "good"},
+                {"role": "assistant", "content": f"{i}!", "loss": True, "learn": "no"},
+            ]
+        }
+        for i in range(60)
+    ]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "llama"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "neither the chat template nor Evergreen reads" in said
+    for key in ("mood", "learn"):
+        assert f"`{key}` of 60 messages" in said
+    assert "`loss` of" not in said
+    assert "`train`" in said
+
+
+def test_rows_with_a_dash_for_no_label_are_set_aside_by_a_check(project: Path, models: Path) -> None:
+    rows = [{"text": f"a text about {i}", "label": "-" if i % 30 == 0 else ("yes", "no")[i % 2]} for i in range(240)]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "bert"))
+    recipe = load(project / "params/topics.yaml")
+    (check_of_labels,) = recipe.validation.expectations
+    assert check_of_labels.model_dump(exclude_unset=True, mode="json") == {
+        "type": "expect_column_values_to_not_be_in_set",
+        "column": "label",
+        "value_set": ["-"],
+    }
+
+
 def test_the_row_that_is_shown_ends_with_how_many_lines_are_left_out(
     project: Path, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

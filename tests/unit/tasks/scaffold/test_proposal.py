@@ -776,10 +776,14 @@ def town(what: str, i: int) -> Any:
         "history": [[f"Say: town {i}.", f"Town {i}."]],
         "picture": f"img/{i}.jpg",
         "bytes": {"bytes": b"\x89PNG", "path": None},
+        "place of bytes": {"bytes": None, "path": f"cache/{i}"},
         "data": f"data:image/png;base64,AAAA{i}",
         "messages": whole(i, f"town {i}"),
         "tools": json.dumps([{"name": "look_up", "parameters": {}}]),
         "record": {"text": f"The town number {i} has a river."},
+        "list": [f"The town number {i} has a river.", f"It has {i} houses."],
+        "JSON": json.dumps({"title": f"town {i}", "text": f"The town number {i} has a river."}),
+        "liked": i % 3 > 0,
     }
     return values[what]
 
@@ -791,12 +795,18 @@ LEFT_OUT = {
     "a column of any name": ("--prompt", {"question": "question", "zq": "long", "answer": "answer"}),
     "two columns": ("--prompt", {"question": "question", "zq": "long", "notes": "long", "answer": "answer"}),
     "a record": ("--prompt", {"question": "question", "about": "record", "answer": "answer"}),
+    "a list": ("--prompt", {"question": "question", "about": "list", "answer": "answer"}),
+    "JSON": ("--prompt", {"question": "question", "about": "JSON", "answer": "answer"}),
     "another answer": (
         "--completion",
         {"source": "source", "question": "question", "solution": "long", "answer": "number"},
     ),
     "a picture": ("--prompt", {"question": "question", "shown": "picture", "answer": "answer"}),
     "bytes of a picture": ("--prompt", {"question": "question", "image": "bytes", "answer": "answer"}),
+    "a picture that is elsewhere": (
+        "--prompt",
+        {"question": "question", "shown": "place of bytes", "answer": "answer"},
+    ),
     "a picture as text": ("--prompt", {"question": "question", "shown": "data", "answer": "answer"}),
     "a picture beside messages": ("--messages", {"messages": "messages", "images": "picture"}),
     "a text beside messages": ("--messages", {"messages": "messages", "notes": "long"}),
@@ -838,6 +848,23 @@ def test_no_text_that_an_answer_may_need_is_left_out_in_silence(case: str) -> No
     if read_both:
         found = proposed(towns(columns), "decoder", columns={"prompt": read_both})
         assert {*found.read_columns()} == {*columns}
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "answers"),
+    [
+        ("sft", "decoder", {"completion": "answer"}),
+        ("seq2seq", "encoder-decoder", {"completion": "answer"}),
+        ("dpo", "decoder", {"chosen": "answer", "rejected": "number"}),
+        ("kto", "decoder", {"completion": "answer", "liked": "liked"}),
+    ],
+)
+def test_every_objective_whose_model_answers_asks(objective: str, kind: ModelKind, answers: dict[str, str]) -> None:
+    rows = towns({"prompt": "question", "zq": "long", **answers})
+    for request in ({}, {"objective": objective}):
+        with pytest.raises(RecipeError, match=r"`zq` \(text\) may belong to `prompt`, and would not be read"):
+            proposed(rows, kind, **request)
+    assert proposed(towns({"prompt": "question", **answers}), kind).objective == objective
 
 
 @pytest.mark.parametrize("case", READ_TOO)

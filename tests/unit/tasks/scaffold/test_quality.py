@@ -167,6 +167,21 @@ def test_a_row_without_spans_is_usable() -> None:
     assert judged(train, proposal=tags).set_aside_share == 0
 
 
+@pytest.mark.parametrize("text", ["🙂🙂 call Anna now", "call Anna now"])
+def test_spans_that_are_read_elsewhere_than_their_offsets_say_are_counted(text: str) -> None:
+    """Offsets in units of UTF-16 are others than those in characters behind an emoji."""
+    start = len(text[: text.index("Anna")].encode("utf-16-le")) // 2
+    train = [
+        {"text": f"{text}, {i}", "spans": [{"label": "who", "start": start, "end": start + 4, "text": "Anna"}]}
+        for i in range(9)
+    ]
+    tags = ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"})
+    found = judged([*train, {"text": "nobody", "spans": None}], proposal=tags)
+    said = "9 spans have offsets that their own text contradicts; they are read where that text is"
+    assert [note for note in found.notes() if "offsets" in note] == [said] * text.startswith("🙂")
+    assert found.set_aside_share == 0
+
+
 def test_most_rows_with_one_label_are_an_imbalance() -> None:
     assert CLASSES.advice.best_metric(judged(rows(20)).labels).value == "accuracy"
     labels = judged([*rows(20), *[{"text": f"t{i}", "label": "label 0"} for i in range(20)]]).labels

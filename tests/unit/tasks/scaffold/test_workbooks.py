@@ -17,6 +17,7 @@ import pytest
 from params import DataError
 from params.foundation.installation import install_extra
 from tasks.commands import main
+from tasks.scaffold import convert
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
@@ -45,6 +46,21 @@ def write_book(rows: list[Any], path: str = "it's here.xlsx", **sheets: list[Any
 def cells(path: str) -> list[list[str]]:
     with Path(path).open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
+
+
+def test_a_new_file_with_another_cell_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_book([("text", "label"), *ROWS], "rows.xlsx")
+    write_text = convert.write_text_atomically
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            convert, "write_text_atomically", lambda path, text: write_text(path, text.replace("007", "7", 1))
+        )
+        assert main(["convert", "rows.xlsx", "rows.csv"]) != 0
+    assert "row 2 would be another one in the new file" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["rows.xlsx"]
+    assert main(["convert", "rows.xlsx", "rows.csv"]) == 0
 
 
 def test_the_command_gives_the_right_rows() -> None:

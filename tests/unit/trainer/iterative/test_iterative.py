@@ -35,6 +35,7 @@ from transformers import (
 
 import trainer as package
 from tests.support.project import ROOT
+from tests.unit.trainer.objectives.test_next_token_loss import EXPERTS, MODELS, decoder
 from trainer import IterativeSFTConfig, IterativeSFTTrainer
 from trainer.iterative.collator import RowCollator
 
@@ -361,6 +362,30 @@ def test_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
         "pending": 0,
         "step": 2,
     }
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("bart", 0.0), ("bart", 0.1), ("llama", 0.1), ("mixtral", 0.0)])
+def test_the_loss_is_that_of_shifted_labels_whatever_the_models_own_is(name, smoothing, tmp_path):
+    """That of BART compares a token with itself; with experts, their auxiliary loss counts."""
+    model = decoder(name, MODELS[name] if name in MODELS else EXPERTS[name] | {"router_aux_loss_coef": 2.0})
+    ids = torch.nn.utils.rnn.pad_sequence(ROWS, batch_first=True)
+    mask = ids != 0
+    outputs = model(input_ids=ids, attention_mask=mask.long())
+    logits, told = outputs.logits[:, :-1].flatten(0, 1), ids.masked_fill(~mask, -100)[:, 1:].flatten()
+    loss = torch.nn.functional.cross_entropy(logits, told, label_smoothing=smoothing)
+    loss = loss + 2.0 * outputs.aux_loss if name == "mixtral" else loss
+    loss.backward()
+    norm = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]).norm().item()
+    model.zero_grad()
+    options = {"learning_rate": 0.0, "label_smoothing_factor": smoothing, "max_grad_norm": 1e9, "optim": "sgd"}
+    found = new_trainer(tmp_path, model, per_device_train_batch_size=5, **options).step(input_ids=ROWS)
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    if name != "mixtral":  # whose auxiliary loss is that of each micro-batch
+        parts = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+        assert new_trainer(tmp_path, model, **parts, **options).step(input_ids=ROWS)["grad_norm"] == pytest.approx(
+            norm, rel=1e-4
+        )
 
 
 def test_loss_covers_only_labels(tmp_path):

@@ -116,6 +116,21 @@ def test_class_weights_change_what_a_classifier_learns(tmp_path):
     assert shares["weighted"] > shares["plain"] + 0.05, "the first class is more probable"
 
 
+def test_equal_class_weights_change_nothing_in_a_training(tmp_path):
+    """The trainer divides by what the loss counts, over all micro-batches."""
+    sections = {**tiny.CLASSES, "training": tiny.RECIPE["training"] | {"best_metric": "loss", "max_steps": 3}}
+    weighted = {"name": "trainer.losses:cross_entropy", "arguments": {"class_weights": [5.0] * 4}}
+    found = {}
+    for name, loss, size in (("plain", None, 8), ("whole", weighted, 8), ("parts", weighted, 2)):
+        changes = {"training.loss": loss, "launch.micro_batch_size": size, "training.logging_steps": 1}
+        changes |= {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_probs_dropout_prob": 0.0}
+        history = trained(job(tmp_path / name, changes, **sections)).state.log_history
+        found[name] = [entry[key] for entry in history if "grad_norm" in entry for key in ("loss", "grad_norm")]
+    assert found["plain"]
+    assert found["whole"] == pytest.approx(found["plain"], rel=1e-4)
+    assert found["parts"] == pytest.approx(found["plain"], rel=2e-4)
+
+
 @pytest.mark.parametrize("size", [6, 2, 1])
 @pytest.mark.parametrize("next_token", [False, True])
 def test_class_weights_divide_as_torch_does_however_a_global_batch_is_split(size, next_token):

@@ -85,6 +85,25 @@ def test_every_token_is_in_one_window_and_the_end_is_predicted(objective, length
     assert len(windows[-1]) > 1
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "roberta"])
+def test_windows_count_their_bytes_behind_a_beginning_token_too(objective, kind):
+    """From the end of the first token, which is not predicted, to the end of the last one."""
+    tokenizer, text = tokenizers_of_kinds.KINDS[kind](), "the rain in this place, and the king of the road " * 3
+    own = tokenizer(text, return_offsets_mapping=True)
+    behind = own.sequence_ids()[::-1].index(0)
+    ends = [end for _, end in own["offset_mapping"]][: len(own["input_ids"]) - behind]
+    for size in (3, 5, 8, 13):
+        (found,) = objective.encode([{"row_id": 0, "text": text}], tokenizer, size, {})
+        place, expected = 0, []
+        for example in found.examples:
+            last = place + len(example["input_ids"]) - 1
+            is_end = example["input_ids"][-1] == tokenizer.eos_token_id
+            place = place if last <= len(ends) else place - 1  # a window of the end alone has the token before it, too
+            expected.append((len(text) if is_end else ends[last]) - ends[place])
+            place += len(example["input_ids"])
+        assert [example["bytes"] for example in found.examples] == expected, size
+
+
 def test_window_counts_the_bytes_it_predicts(objective):
     # the first token of a window is not predicted, the end of the text is, and has no bytes
     assert [e["bytes"] for e in encode(objective, "abcdef")] == [3, 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import product
 
 import pytest
 import transformers
@@ -71,6 +73,19 @@ def test_tools_and_system_reach_the_template(kind, tokenizer):
         without["system"] = without["system"] if without["system"] != "[]" else None
         ((example,), _) = objective.encode([without], tokenizer, 1000, {})[0]
         assert tokenizer.decode(example["input_ids"]) == tokenizer.apply_chat_template([*ASKED, *SAID], tokenize=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_has_its_own_tools_and_system(kind, tokenizer):
+    """Rows are tokenized many at a time, and those with equal tools together."""
+    objective, row = build(kind, tokenizer), KINDS[kind][1]
+    beside = [*product([None, TOOLS, TOOLS[:1], json.dumps(TOOLS[1:]), TOOLS[::-1]], [None, SYSTEM, "soup"])] * 2
+    random.Random(kind).shuffle(beside)
+    many = [{"row_id": i, **row, "tools": tools, "system": system} for i, (tools, system) in enumerate(beside)]
+    together = objective.encode(many, tokenizer, 1000, {})
+    alone = [objective.encode([one], tokenizer, 1000, {})[0] for one in many]
+    assert together == alone
+    assert len({tuple(one.examples[0]["input_ids"]) for one in alone}) == 15
 
 
 @pytest.mark.parametrize("kind", KINDS)

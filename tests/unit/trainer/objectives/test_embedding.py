@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 
 from params import ModelError, TransientError, load
@@ -15,6 +16,7 @@ from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.faulty_hub import quick_client
+from tests.support.pretrained import write_model
 from trainer import objectives
 from trainer.objectives.bases import contrastive_loss as losses
 from trainer.objectives.bases import sentence_transformers_files as files
@@ -293,6 +295,22 @@ def test_pooling_is_that_of_sentence_transformers(pooling):
     for mask in (behind, behind.flip(1)):
         theirs = Pooling(5, pooling_mode=pooling)({"token_embeddings": states.clone(), "attention_mask": mask})
         torch.testing.assert_close(files.pool(states, mask, pooling), theirs["sentence_embedding"])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_no_vector_depends_on_the_texts_beside_it(model_type, side, tmp_path):
+    """Nor on the side on which the tokenizer pads: a place before a text would be counted by models of absolute positions."""
+    write_model(tmp_path, model_type, initializer_range=0.5)
+    network = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, padding_side=side)
+    texts = ["rain", "what about the rain in this place", "a train and a road"]
+    for pooling in ("mean", "cls", "max", "lasttoken"):
+        setattr(network.config, files.KEY, {"pooling": pooling, "normalize": True})
+        with torch.no_grad():
+            alone = torch.cat([files.embed_texts(network, tokenizer, [text], "document") for text in texts])
+            together = files.embed_texts(network, tokenizer, texts, "document")
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-4, msg=pooling)
 
 
 TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}

@@ -23,6 +23,7 @@ from params.schema import ObjectiveChoice
 from trainer import objectives
 from trainer.objectives.bases.label_thresholds import choose_f1_thresholds
 from trainer.objectives.bases.loss import MicroBatchShare
+from trainer.objectives.bases.output_layer import find_output_layer
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 STATE = {"labels": ["anger", "joy", "love"]}
@@ -317,3 +318,17 @@ def test_what_the_card_answers_is_what_was_judged():
     found = objective.answer_scores(lambda text: answer, row, {}, SimpleNamespace())
     assert found == pytest.approx({name: scores[name] for name in found}, abs=1e-6)
     assert set(found) == {"agreement", *(f"probability {label}" for label in STATE["labels"])}
+
+
+@pytest.mark.parametrize("head", [torch.nn.Identity(), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Tanh())])
+def test_no_layer_of_the_body_is_taken_for_the_output_layer(head):
+    """A value projection may have as many outputs as there are labels."""
+    sizes = SMALL | {"num_key_value_heads": 1, "head_dim": 8, "num_labels": 8, "pad_token_id": 0}
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("qwen2", **sizes))
+    assert find_output_layer(model, []).name == "score"
+    model.score = head
+    assert find_output_layer(model, []) is None
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    objective = objectives.build_objective(ObjectiveChoice(name="multi_label_classification"))
+    objective.prepare_model(model, WORDS, {"labels": [str(i) for i in range(8)]}, [])
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())

@@ -47,10 +47,33 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 
 
-def learned(model: Any, size: int, processes: int = 1, smoothing: float = 0.0) -> tuple[float, torch.Tensor]:
+class Fused(torch.nn.Module):
+    """A decoder that computes its logits and their loss by one kernel, as Liger's do: asked for a loss, it keeps no logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        outputs = self.module(**inputs)
+        if labels is None:
+            return outputs
+        logits, told = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        loss = functional.cross_entropy(logits, told, reduction="sum") / num_items_in_batch
+        auxiliary = getattr(outputs, "aux_loss", None)
+        outputs.loss = loss if auxiliary is None else loss + self.module.router_aux_loss_coef * auxiliary
+        outputs.logits = None
+        return outputs
+
+
+def learned(
+    model: Any, size: int, processes: int = 1, smoothing: float = 0.0, *, is_fused: bool = False
+) -> tuple[float, torch.Tensor]:
     """The loss of the batch and its gradient, in micro-batches of `size` rows, shared by processes whose gradients are averaged."""
     objective, whole, count = objectives.build_objective(ObjectiveChoice(name="sft")), batch(), len(SIZES) // size
-    share = MicroBatchShare(objective.loss_items(whole).float(), count // processes, processes, smoothing)
+    share = MicroBatchShare(
+        objective.loss_items(whole).float(), count // processes, processes, smoothing, is_fused=is_fused
+    )
     model.zero_grad()
     total = 0.0
     for start in range(0, len(SIZES), size):
@@ -97,6 +120,27 @@ def test_the_auxiliary_loss_is_a_mean_over_micro_batches_and_processes(name: str
         assert learned(model, size, processes)[0] == pytest.approx(loss + 2.0 * auxiliary, rel=1e-5)
     model.config.output_router_logits = False
     assert learned(model, 2)[0] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_the_weight_of_the_auxiliary_loss_is_found_in_a_wrapped_model(name: str) -> None:
+    model = decoder(name, EXPERTS[name] | {"router_aux_loss_coef": 2.0})
+    loss, gradient = learned(model, 2)
+    wrapped_loss, wrapped_gradient = learned(torch.nn.DataParallel(model), 2)
+    assert wrapped_loss == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(wrapped_gradient, gradient)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["llama", *EXPERTS])
+def test_a_kernel_without_logits_gives_the_same_loss(name: str, smoothing: float) -> None:
+    """It smooths no labels, so then it is not asked for a loss."""
+    model = decoder(name, EXPERTS[name] | {"router_aux_loss_coef": 2.0} if name in EXPERTS else MODELS[name])
+    for size, processes in ((4, 1), (2, 1), (1, 2)):
+        loss, gradient = learned(model, size, processes, smoothing)
+        fused_loss, fused_gradient = learned(Fused(model), size, processes, smoothing, is_fused=True)
+        assert fused_loss == pytest.approx(loss, rel=1e-5)
+        torch.testing.assert_close(fused_gradient, gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
