@@ -1,6 +1,7 @@
 """Messages of conversations, in the forms that people have them.
 
-They are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. A content is a text, or a list of
+They are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. Roles may have ShareGPT's names
+(`human`, `gpt`) in both forms. A content is a text, or a list of
 parts that are texts; beside tool calls it may be null. An assistant's message with `weight: 0`, as OpenAI has it, is not learned, nor is one
 with another of the `MARKS`. Pictures and sound are refused.
 """
@@ -22,6 +23,8 @@ _SHAREGPT_ROLES = {
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
     "system": "system",
 }
+_ROLES: Final = {**_SHAREGPT_ROLES, "developer": "developer", "function": "function", "function_call": "function_call"}
+"""The role that a message has, by what it calls it in small letters; chat templates know no `human`."""
 MARKS: Final = ("weight", "loss_weight", "loss", "train", "training", "trainable")
 """Keys that say whether a message of the assistant is learned: by 1 or true, 0 or false."""
 _READ_KEYS: Final = frozenset(
@@ -57,10 +60,10 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
 
 
 def _is_plain(message: Any) -> bool:
-    """Whether a message is {role, content} with text in both, as most are."""
+    """Whether a message is {role, content} with a usual role and a text, as most are."""
     if type(message) is not dict or len(message) != 2:
         return False
-    return type(message.get("role")) is str and type(message.get("content")) is str
+    return message.get("role") in ("user", "assistant", "system") and type(message.get("content")) is str
 
 
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:
@@ -72,6 +75,8 @@ def _read_turn(i: int, turn: Any) -> dict[str, Any]:
         turn = {"role": role, "content": turn.get("value"), **rest}
         if kind == "function_call":
             turn |= {"content": "", "tool_calls": _sharegpt_calls(i, turn["content"])}
+    elif isinstance(turn, dict) and isinstance(named := turn.get("role"), str):
+        turn = {**turn, "role": _ROLES.get(named.lower(), named)}
     if isinstance(turn, dict) and (found := describe_picture_keys(turn)):
         raise ValueError(f"message {i} has {found}")
     if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):

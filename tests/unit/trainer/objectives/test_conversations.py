@@ -631,6 +631,13 @@ def test_the_template_of_a_new_recipe_writes_calls_of_tools(as_json):
             PLAIN,
         ),
         ([PLAIN[0] | {"name": None, "tool_calls": None}, PLAIN[1]], PLAIN),
+        *(([PLAIN[0] | {"role": name}, PLAIN[1]], PLAIN) for name in ("human", "User", "HUMAN")),
+        *(([PLAIN[0], PLAIN[1] | {"role": name}], PLAIN) for name in ("gpt", "Assistant", "chatgpt", "bot", "model")),
+        (
+            [{"role": "developer", "content": "Be brief"}, *PLAIN],
+            [{"role": "developer", "content": "Be brief"}, *PLAIN],
+        ),
+        ([*PLAIN, {"role": "critic", "content": "No"}], [*PLAIN, {"role": "critic", "content": "No"}]),
     ],
 )
 def test_messages_are_read_in_the_forms_that_people_have(messages, read):
