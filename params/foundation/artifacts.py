@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import resource
@@ -11,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from params.foundation.errors import EvergreenError, StorageError
 
@@ -213,6 +214,15 @@ def flush_path_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_array(path: Path, array: Any) -> None:
+    """Write a numpy array as a file of `numpy.save`, whose own OSError for a full disk has no number and would not be known as one."""
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
 
 
 def write_text_atomically(target: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from xxhash import xxh3_128
 
-from params.foundation.artifacts import flush_path_to_disk, translate_disk_errors
+from params.foundation.artifacts import flush_path_to_disk, translate_disk_errors, write_array
 from tasks.evaluation.scoring import RowGroups
 from tasks.progress import iterate_with_progress, reset_idle_timer
 from trainer.data.shards import ROW, ROW_ID
@@ -86,7 +86,7 @@ def measure_features(
             if (found := reader.read(some)) is None:
                 return None
             with translate_disk_errors(path):
-                np.save(partial := path.with_suffix(".partial.npy"), found)
+                write_array(partial := path.with_suffix(".partial.npy"), found)
                 flush_path_to_disk(partial)
                 partial.rename(path)
         features.append(np.load(path))

@@ -168,7 +168,8 @@ def _write_hashes(keys: Iterable[bytes], places: Positions, path: Path) -> int:
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in keys)
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((halves[1], halves[0]))
-    np.concatenate([halves, places.astype(np.uint64)[None]])[:, order].tofile(path)
+    ordered = np.concatenate([halves, places.astype(np.uint64)[None]])[:, order]
+    path.write_bytes(np.ascontiguousarray(ordered).data)
     return len(places)
 
 

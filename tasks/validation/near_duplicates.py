@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from params.foundation.artifacts import write_array
 from params.sections.rows import Expectation, NearDuplicates
 from tasks.drift.rows import ComparedColumns, join_texts_in_value
 from tasks.shards.split_rows import values_of_rows
@@ -200,7 +201,7 @@ def write_shard_bands(texts: RowTexts, bands: int, length: int, work: RawShardWo
         first += batch.num_rows
     found = np.stack([np.concatenate(keys), np.concatenate(places)])
     assert work.path
-    found[:, np.argsort(found[0], kind="stable")].tofile(work.path)
+    work.path.write_bytes(np.ascontiguousarray(found[:, np.argsort(found[0], kind="stable")]).data)
     return int(found.shape[1])
 
 
@@ -252,7 +253,7 @@ def write_shard_shingles(texts: RowTexts, work: RawShardWork) -> None:
     found = [np.unique(own) for own in np.split(shingles, starts[1:])]
     sizes = np.cumsum([0, *map(len, found)]).astype(np.uint64)
     assert work.path
-    np.save(work.path, np.concatenate([sizes + np.uint64(len(sizes)), *found]))
+    write_array(work.path, np.concatenate([sizes + np.uint64(len(sizes)), *found]))
 
 
 def _are_near(

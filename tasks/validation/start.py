@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params import ModelError
-from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy, write_array
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift.known import find_known_rows_of_shards, read_hashes
@@ -77,7 +77,7 @@ def pin_start(
             if replay:
                 rows = SplitRows(folder / artifacts.rows.name / "train")
                 ids = _find_known_rows(found, rows, objective, pinned.name, workers)
-                np.save(target / KNOWN, ids)
+                write_array(target / KNOWN, ids)
                 logger.info("validate: it has learned from %d of the %d train rows", len(ids), len(rows))
     record = pinned.model_dump(mode="json") if pinned else None
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.support import forked
+from tests.support.project import ROOT
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 
 WRITERS = {
@@ -18,6 +20,7 @@ WRITERS = {
     "tokenizers": "from tokenizers import Tokenizer, models; "
     "Tokenizer(models.WordLevel({f'word {i}': i for i in range(20_000)}, unk_token='word 0')).save(path)",
     "pyarrow": "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': list(range(200_000))}), path)",
+    "write_array": "from params.foundation.artifacts import write_array; write_array(Path(path), torch.zeros(1 << 16).numpy())",
 }
 LIMITED = """
 import resource, signal, sys
@@ -86,3 +89,10 @@ def test_gloo_says_that_the_other_process_is_gone(tmp_path: Path) -> None:
     assert is_lost == "True", json.loads(message)
     assert is_lost_peer(torch.distributed.DistNetworkError("any words"))
     assert not is_lost_peer(RuntimeError("shape mismatch"))
+
+
+def test_arrays_are_written_without_numpys_own_errors() -> None:
+    """Numpy's OSError for a full disk has no number, so it would not be told as one."""
+    files = [path for name in ("params", "trainer", "tasks", "flows") for path in Path(ROOT, name).rglob("*.py")]
+    found = {path.name for path in files if re.search(r"\.tofile\(|\bnp\.save\w*\(", path.read_text())}
+    assert found == {"artifacts.py"}, "use params.foundation.artifacts.write_array"
