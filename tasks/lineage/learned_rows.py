@@ -29,7 +29,7 @@ from tasks.drift.known import KnownHashes, Part, find_known_rows, read_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents, record_ancestors
 from tasks.lineage.training_record import SaidOfRows, TrainingRecord
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows, group_key_of_row
 from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
@@ -60,12 +60,21 @@ class HeldOutRows:
     columns: ComparedColumns
 
     def learned_by(self, models: Sequence[LearnedRows]) -> NDArray[np.int64]:
-        """Return the row_ids of the rows that one of these models has learned from, ascending."""
+        """Return the row_ids of the rows that one of these models has learned from, ascending, and of all rows of their groups."""
         if not models:
             return _NO_IDS
         known = KnownHashes.join(one.hashes for one in models)
         row_ids, is_known = find_known_rows(self.rows, self.columns, known)
-        return np.unique(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
+        return self._with_their_groups(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
+
+    def _with_their_groups(self, learned: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return these row_ids, and those of rows that belong together with one of them (`data.group_by`), each once, ascending."""
+        group_by, known = self.rows.group_by, {*learned.tolist()}
+        if not known or not group_by:
+            return np.unique(learned)
+        keys = {row[ROW_ID]: group_key_of_row(row, group_by) for row in self.rows.rows([ROW_ID, *group_by])}
+        groups = {keys[row_id] for row_id in known} - {None}
+        return np.array(sorted(row_id for row_id, key in keys.items() if row_id in known or key in groups), np.int64)
 
     def without_times_of_other_data(self, models: Iterable[LearnedRows]) -> list[LearnedRows]:
         """Return the same models, without the times of bases that have learned from none of the rows in any split.

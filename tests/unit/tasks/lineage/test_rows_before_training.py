@@ -210,6 +210,19 @@ def test_rows_are_known_whatever_the_way_to_them(
     assert project.before(**way(project)) == (HELD_OUT[:2], ())
 
 
+@pytest.mark.parametrize("way", [from_start, from_run])
+def test_who_knows_a_row_knows_its_group(project: Project, way: Callable[[Project], dict[str, object]]) -> None:
+    """A new row of a customer whose other rows a model has learned from says nothing of rows of other customers."""
+    customers = ["A", "B", "A", None, "C", "B", None, " "]
+    train = {"text": ["something else"], "customer": ["D"]}
+    splits = {"train": train, "test": {"text": HELD_OUT, "customer": customers}}
+    tiny.write_splits(project.own.rows, splits, group_by=["customer"])
+    folder = project.own.rows / "test"
+    project.held_out = HeldOutRows(SplitRows(folder), project.columns(folder))
+    learned, _ = project.before(**way(project))
+    assert learned == [HELD_OUT[row] for row in (0, 1, 2, 5)]
+
+
 def test_a_model_of_nobody_else_has_learned_from_nothing(project: Project) -> None:
     (project.root / "foreign").mkdir()
     assert project.before() == ([], ())
