@@ -117,8 +117,16 @@ def rows_of_release(folder: Path, name: str, columns: ComparedColumns) -> Learne
         unknown.append(
             f"{name}: it names its rows with their labels, so it does not know a row whose label has changed"
         )
+    unknown += _why_not_found(hashes, name)
     until, split = (record.data.learned_until, record.data.split) if record else ("", "")
     return LearnedRows(hashes, until, split == "time", tuple(unknown))
+
+
+def _why_not_found(hashes: KnownHashes, name: str) -> list[str]:
+    """Return why rows that a model has learned from may not be found among these hashes; empty if they are."""
+    if hashes.is_read_alike:
+        return []
+    return [f"{name}: it learned from the same columns as another objective reads them, so its rows are not found"]
 
 
 def _names_some(folder: Path) -> bool:
@@ -145,14 +153,14 @@ def _rows_of_run(folder: Path, name: str, columns: ComparedColumns) -> LearnedRo
     except ValueError as error:
         return LearnedRows(_NO_ROWS, unknown=(f"{name}: {error}",))
     said, rows = record.said, record.rows
-    parts = [said.own, said.start, said.base]
+    parts, hashes = [said.own, said.start, said.base], KnownHashes.join(rows.values())
     shares = np.isin(rows["base"].hashes, rows["own"].hashes).any()
     times = [one for one in parts if one is not said.base or shares]  # else the base has learned from other data
     return LearnedRows(
-        KnownHashes.join(rows.values()),
+        hashes,
         max(one.learned_until for one in times),
         "time" in [one.split for one in times],
-        tuple(reason for one in parts for reason in one.unknown),
+        (*(reason for one in parts for reason in one.unknown), *_why_not_found(hashes, name)),
     )
 
 
