@@ -36,6 +36,8 @@ _CONTENT: Final = b"evergreen.content"
 """Key of the file's metadata: the columns whose values tell two rows apart."""
 _INPUTS: Final = b"evergreen.inputs"
 """Key of the file's metadata: those of them that say what a model is given."""
+_READING: Final = b"evergreen.reading"
+"""Key of the file's metadata: how the objective has read its columns (`ComparedColumns.describe_reading`). Files of earlier versions lack it."""
 _FORMS: Final = b"evergreen.forms"
 """Key of the file's metadata: the forms of the hashes (`tasks.drift.rows`). A file of an earlier version lacks it, and may have both."""
 
@@ -50,6 +52,8 @@ class KnownHashes:
     """Whether some of them are of values as they are written, as releases of earlier versions have them."""
     has_inputs: bool = True
     """Whether there are hashes of the inputs of all these rows; releases of earlier versions have none."""
+    is_read_alike: bool = True
+    """Whether they are of rows that were read as those that are looked for; else not each of these is found among them."""
 
     @classmethod
     def of(cls, rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers | None = None) -> KnownHashes:
@@ -65,7 +69,12 @@ class KnownHashes:
         """Return the rows that are in any of the parts."""
         found = [cls(), *parts]
         hashes = np.concatenate([one.hashes for one in found])
-        return cls(hashes, any(one.is_written for one in found), all(one.has_inputs for one in found))
+        return cls(
+            hashes,
+            any(one.is_written for one in found),
+            all(one.has_inputs for one in found),
+            all(one.is_read_alike for one in found),
+        )
 
     def has(self, *forms: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which of N rows are among them, (N,), by their hashes in each form of `forms_of`, (N,) each."""
@@ -113,6 +122,7 @@ def write_hashes(
         _CONTENT: json.dumps(columns.content).encode(),
         _INPUTS: json.dumps(columns.inputs).encode(),
         _FORMS: json.dumps([READ_FORM, INPUT_FORM, *([WRITTEN_FORM] if every.is_written else [])]).encode(),
+        _READING: json.dumps(columns.describe_reading()).encode(),
         **(said or {}),
     }
     schema = pa.schema([(_COLUMN, pa.int64()), *((name, pa.bool_()) for name in PARTS)], metadata=metadata)
@@ -174,6 +184,7 @@ def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool 
             is_of = {name: table[name].to_numpy() for name in PARTS if name in table.column_names}
             content, forms = json.loads(metadata[_CONTENT]), json.loads(metadata.get(_FORMS, b"[1]"))
             inputs = json.loads(metadata.get(_INPUTS, b"null"))
+            reading = json.loads(metadata.get(_READING, b"null"))
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise ValueError(f"its list of rows is damaged: {type(error).__name__}") from error
     # what has learned no label has not learned what is asked for
@@ -181,6 +192,7 @@ def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool 
     if not has_same_inputs:
         _check_columns(columns, content)
     said = {"is_written": WRITTEN_FORM in forms, "has_inputs": INPUT_FORM in forms}
+    said["is_read_alike"] = reading in (None, json.loads(json.dumps(columns.describe_reading())))
     if not is_of:
         return {"own": KnownHashes(hashes, **said)}
     return {name: KnownHashes(hashes[chosen], **said) for name, chosen in is_of.items()}

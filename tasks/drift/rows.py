@@ -37,6 +37,16 @@ MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
 MAX_SAMPLED: Final = 10_000
 """Most rows that are compared, on each side."""
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_EXAMPLES: Final[Mapping[str, Any]] = {
+    "label": "yes",
+    "labels": ["yes"],
+    "number": 1.0,
+    "numbers": [1.0],
+    "record": {},
+    "records": [],
+}
+"""A value of a column by what it holds, if that is no text."""
 _ROUND_BITS: Final = 3
 """Bits of a round hash: at most a quarter more rows are below it."""
 WRITTEN_FORM: Final = 1
@@ -162,6 +172,18 @@ class ComparedColumns:
     def content(self) -> list[str]:
         """The columns that tell two rows apart."""
         return [*self.labels, *self.texts, *self.learned_numbers]
+
+    def describe_reading(self) -> list[Any]:
+        """Return what the objective makes of the inputs of an example, by which two that read the same columns in another way are told apart.
+
+        One may take two texts for a pair in either order, for example, and another one for a question and its answer.
+        """
+        assert self.objective is not None
+        kinds = self.objective.columns()
+        letters = dict(zip(self.content, reversed(_LETTERS), strict=False))
+        example = {name: _EXAMPLES.get(kind, letters.get(name, "")) for name, kind in kinds.items()}
+        found = objectives.input_of_row(self.objective, example)
+        return [found.get(name) for name in self.inputs]
 
     @property
     def inputs(self) -> list[str]:

@@ -73,7 +73,7 @@ class EvaluationAnalysis:
             own_slices=list(self._own_slices()),
             copies=self.plan.copies,
             learned_rows=len(self.plan.learned.get("champion", ())),
-            learned_by_candidate=len(self.plan.learned["model"]),
+            learned_by_candidate=self.plan.learned_by_candidate,
         )
 
     def compare_with_other_rows(self, other: RowScores) -> report.MetricComparison | None:
@@ -152,7 +152,7 @@ class EvaluationAnalysis:
                 rows=len(own),
                 left_out=left_out,
                 learned=len(self.plan.learned[against]),
-                learned_by_candidate=len(self.plan.learned["model"]),
+                learned_by_candidate=self.plan.learned_by_candidate,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
                 heavy=find_heavy_rows(objective.row_weights(metric, own.columns), own),

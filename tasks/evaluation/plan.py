@@ -105,6 +105,9 @@ class EvaluationPlan:
     """By the name of each model, the row_ids that do not count for it: it has learned from them, itself or through what it started from.
     Those of the champion do not count for the comparison, so they have the candidate's, too. `other_rows` is the candidate with the inputs of others.
     """
+    learned_by_candidate: int
+    """How many rows the candidate has learned from through what it started from. Those that only the champion knows do not count for an
+    objective that looks at several rows at once, either."""
     learned_validation: int
     """Rows of the validation split that the candidate has learned from through what it started from."""
     unknown: tuple[str, ...]
@@ -164,7 +167,9 @@ def plan_evaluation_and_encode(
     if published.champion and other:
         _check_comparable(text, metric, own, published.champion, len(rows))
     before = held_out.without_times_of_other_data(rows_before_training(artifacts, model, held_out.columns))
-    left_out = _find_learned_rows(artifacts, before, built, held_out, published)
+    learned_before = held_out.learned_by(before)
+    _check_rows_are_left(artifacts, held_out, learned_before)
+    left_out = _find_learned_rows(before, learned_before, built, held_out, published)
     has_rows = len(left_out.get("champion", ())) < len(rows)
     load_untrained = partial(
         build_untrained_model, model, objective=built, state=state, tokenizer=own.tokenizer, seed=seed
@@ -202,6 +207,7 @@ def plan_evaluation_and_encode(
         documents=_read_documents(artifacts, built),
         text=text,
         learned=left_out,
+        learned_by_candidate=len(learned_before),
         learned_validation=_count_learned_validation_rows(artifacts, before, held_out.columns),
         unknown=list_unknown(before),
         known_until=max((one.until for one in before), default=""),
@@ -294,30 +300,33 @@ def _find_new_rows(
     return (None if reason else drift), reason
 
 
-def _find_learned_rows(
-    artifacts: Artifacts,
-    before: Sequence[LearnedRows],
-    built: Objective[Any],
-    held_out: HeldOutRows,
-    published: champion.ChampionStatus,
-) -> dict[str, NDArray[np.int64]]:
-    """Return which rows do not count for each model, by its name; `before` are what the candidate had learned from before its training.
-
-    Raises:
-        ModelError: no row is left for the candidate.
-    """
+def _check_rows_are_left(artifacts: Artifacts, held_out: HeldOutRows, learned_before: NDArray[np.int64]) -> None:
+    """Raise a ModelError if the candidate has learned from all held-out rows; log how many there are."""
     every = len(held_out.rows)
-    own = held_out.learned_by(before)
-    if every and len(own) == every:
+    if every and len(learned_before) == every:
         start = read_start_of_training(artifacts)
         through = f"the release that its training started from, {start.name}," if start else "its base model"
         what = f"no held-out row is left to judge the model on: {through} has learned from all {every}"
         fix = "hold out newer rows, or keep `seed` and `data.split` as they were; or set model.start: base for one run"
         raise ModelError(str(held_out.rows.folder), what, fix)
-    if len(own):
+    if len(learned_before):
         told = "evaluate: %d of %d rows do not count: the candidate has learned from them through what it started from"
-        logger.info(told, len(own), every)
-    found = dict.fromkeys(("model", "compared", "untrained", "other_rows"), own)
+        logger.info(told, len(learned_before), every)
+
+
+def _find_learned_rows(
+    before: Sequence[LearnedRows],
+    learned_before: NDArray[np.int64],
+    built: Objective[Any],
+    held_out: HeldOutRows,
+    published: champion.ChampionStatus,
+) -> dict[str, NDArray[np.int64]]:
+    """Return which rows do not count for each model, by its name.
+
+    `before` are what the candidate had learned from before its training, and `learned_before` the held-out rows among these.
+    """
+    every = len(held_out.rows)
+    found = dict.fromkeys(("model", "compared", "untrained", "other_rows"), learned_before)
     if published.champion and published.folder:
         release = rows_of_release(published.folder, published.champion.name, held_out.columns)
         theirs = held_out.learned_by([*before, release])

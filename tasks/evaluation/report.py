@@ -54,6 +54,9 @@ class EvaluationReport(Report):
     """Those of them that count for the champion, too; None without one, or if none is left."""
     learned: int = 0
     """Held-out rows that do not count, because the candidate has learned from them through what it started from."""
+    learned_by_champion_alone: int = 0
+    """Others that do not count for the candidate, because the champion has learned from them: metrics that look at several rows at once need the
+    same rows for both."""
     learned_validation: int = 0
     """Rows of the validation split that it has learned from in the same way: they count when the best step is chosen, which may be too late a one."""
     unknown: list[str] = Field(default=[])
@@ -164,8 +167,10 @@ class MetricComparison(Report):
         """Who has learned from the rows that do not count for that."""
         if not self.learned_by_candidate:
             return "the champion has learned from"
-        if self.against == "untrained" or self.learned_by_candidate == self.learned:
+        if self.learned_by_candidate == self.learned:
             return "the candidate has learned from through what it started from"
+        if self.against == "untrained":
+            return "the candidate has learned from through what it started from, or the champion has"
         return "one of the two has learned from, itself or through what it started from"
 
     @property

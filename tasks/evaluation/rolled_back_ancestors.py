@@ -7,7 +7,7 @@ flow runs validate again, which pins what is published then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -41,9 +41,10 @@ def why_ancestor_is_distrusted(artifacts: Artifacts, main: MainHistory, endpoint
                 "evaluate: it is not known whether it goes back to a release that was rolled back: %s", one.unknown
             )
     weights = {release.weights for _, releases in ancestors for release in releases}
-    found = main.find_rolled_back(weights)
+    forms = [{release.weights for release in one.published} for one, _ in ancestors]
+    found = main.find_rolled_back(weights, forms)
     for place, repo_id in sorted(_list_places(artifacts, ancestors, endpoint) - {(endpoint, main.repository.id)}):
-        found |= _ask_other_repository(artifacts, weights, place, repo_id, endpoint)
+        found |= _ask_other_repository(artifacts, weights, forms, (place, repo_id), endpoint)
     for one, releases in ancestors:
         for release in releases:
             if release.weights in found:
@@ -72,12 +73,17 @@ def _list_places(
 
 
 def _ask_other_repository(
-    artifacts: Artifacts, weights: Iterable[str], place: str, repo_id: str, endpoint: str
+    artifacts: Artifacts,
+    weights: Iterable[str],
+    forms: Iterable[Collection[str]],
+    repository_name: tuple[str, str],
+    endpoint: str,
 ) -> Mapping[str, RolledBackCommit]:
+    place, repo_id = repository_name
     try:
         with open_repository(artifacts, repo_id=repo_id, endpoint=place) as repository:
             patient = repository if place == endpoint else replace(repository, timeout_s=_PATIENCE_S)
-            return MainHistory.read(patient).find_rolled_back(set(weights))
+            return MainHistory.read(patient).find_rolled_back(set(weights), forms)
     except (HubRefusedError, TransientError) as error:
         if place == endpoint:
             raise

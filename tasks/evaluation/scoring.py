@@ -7,7 +7,6 @@ customer, equal ones (copies.py), and those that a metric looks at together, suc
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from params import ModelError
 from tasks.progress import iterate_with_progress
-from tasks.shards.split_rows import SplitRows, group_values_of_row
+from tasks.shards.split_rows import SplitRows, group_key_of_row
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
@@ -92,9 +91,8 @@ class RowGroups:
         columns = [ROW_ID, *rows.group_by]
         ids, numbers, known = list[int](), list[int](), dict[str | int, int]()
         for row in rows.rows(columns) if row_ids is None else rows.pick(row_ids, columns):
-            values = group_values_of_row(row, rows.group_by)
-            key = row[ROW_ID] if values is None else json.dumps(list(values.values()), default=str, sort_keys=True)
-            numbers.append(known.setdefault(key, len(known)))
+            key = group_key_of_row(row, rows.group_by)
+            numbers.append(known.setdefault(row[ROW_ID] if key is None else key, len(known)))
             ids.append(row[ROW_ID])
         return cls(np.array(ids), np.array(numbers)) if len(known) < len(numbers) else None
 

@@ -6,7 +6,7 @@ for line in release_table_lines(read_main_commits(HubRepository(HfApi(), "me/mod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from functools import cached_property
@@ -140,24 +140,31 @@ class MainHistory:
         tags = [tag for tag, target in self.tags.items() if target == commit]
         return min(tags, key=lambda one: (not one.startswith(TAG_PREFIX), one), default=None)
 
-    def find_rollback_reason(self, weights: Collection[str]) -> str | None:
+    def find_rollback_reason(self, weights: Collection[str], *, of_form: bool = False) -> str | None:
         """Return who rolled back from the model, and why; None if it was published again since.
 
-        `weights` are the digests of its releases, which may hold it in several forms.
+        A model that was published between the one that a rollback leaves and the one that it brings back is as distrusted as the first of the two.
+        `weights` are the digests of its releases, which may hold it in several forms. With `of_form` they are one form of it: only a rollback from
+        that form itself says something of the form.
         """
-        rollbacks = {number: found for number in range(len(self.commits)) if (found := self.rollback(number))}
-        for number in range(max(rollbacks, default=-1) + 1):
-            if self.weights(self.commits[number].commit_id) in weights:
-                return None
-            if (found := rollbacks.get(number)) and self.weights(found[ROLLED_BACK_FROM]) in weights:
-                return f"by {found[BY]}: {found[REASON]}"
+        left = self.left_behind()
+        last = max((number for number, one in enumerate(self.commits) if one.commit_id in left), default=-1)
+        for commit in self.commits[: last + 1]:
+            if self.weights(commit.commit_id) in weights:
+                found = left.get(commit.commit_id)
+                is_meant = found is not None and (not of_form or self.weights(found[ROLLED_BACK_FROM]) in weights)
+                return f"by {found[BY]}: {found[REASON]}" if found and is_meant else None
         return None
 
-    def find_rolled_back(self, weights: Collection[str]) -> dict[str, RolledBackCommit]:
+    def find_rolled_back(
+        self, weights: Collection[str], forms: Iterable[Collection[str]] = ()
+    ) -> dict[str, RolledBackCommit]:
         """Return those of the models with these digests of their weights that a rollback has left behind, by the digest.
 
         A rollback leaves behind what main got after the files that it brings back: a model that was published in between is as distrusted as
         the last one. Weights that main got again later are not left behind. Of weights that main never had, nothing is said.
+
+        `forms` has the digests of models that may be published in several forms: who has left one behind for another distrusts the form only.
         """
         left = self.left_behind() if weights else {}
         found: dict[str, RolledBackCommit] = {}
@@ -168,6 +175,7 @@ class MainHistory:
         if not found:
             return {}
         kept = {self.weights(one.commit_id) for one in self.commits if one.commit_id not in left}
+        kept.update(*(group for group in forms if not kept.isdisjoint(group)))
         return {digest: one for digest, one in found.items() if digest not in kept}
 
     def tree(self, commit: str) -> Tree:

@@ -29,7 +29,7 @@ from tasks.drift.known import KnownHashes, Part, find_known_rows, read_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents, record_ancestors
 from tasks.lineage.training_record import SaidOfRows, TrainingRecord
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows, group_key_of_row
 from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
@@ -60,12 +60,21 @@ class HeldOutRows:
     columns: ComparedColumns
 
     def learned_by(self, models: Sequence[LearnedRows]) -> NDArray[np.int64]:
-        """Return the row_ids of the rows that one of these models has learned from, ascending."""
+        """Return the row_ids of the rows that one of these models has learned from, ascending, and of all rows of their groups."""
         if not models:
             return _NO_IDS
         known = KnownHashes.join(one.hashes for one in models)
         row_ids, is_known = find_known_rows(self.rows, self.columns, known)
-        return np.unique(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
+        return self._with_their_groups(np.concatenate([row_ids[is_known], *map(self._learned_by_time, models)]))
+
+    def _with_their_groups(self, learned: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return these row_ids, and those of rows that belong together with one of them (`data.group_by`), each once, ascending."""
+        group_by, known = self.rows.group_by, {*learned.tolist()}
+        if not known or not group_by:
+            return np.unique(learned)
+        keys = {row[ROW_ID]: group_key_of_row(row, group_by) for row in self.rows.rows([ROW_ID, *group_by])}
+        groups = {keys[row_id] for row_id in known} - {None}
+        return np.array(sorted(row_id for row_id, key in keys.items() if row_id in known or key in groups), np.int64)
 
     def without_times_of_other_data(self, models: Iterable[LearnedRows]) -> list[LearnedRows]:
         """Return the same models, without the times of bases that have learned from none of the rows in any split.
@@ -108,8 +117,16 @@ def rows_of_release(folder: Path, name: str, columns: ComparedColumns) -> Learne
         unknown.append(
             f"{name}: it names its rows with their labels, so it does not know a row whose label has changed"
         )
+    unknown += _why_not_found(hashes, name)
     until, split = (record.data.learned_until, record.data.split) if record else ("", "")
     return LearnedRows(hashes, until, split == "time", tuple(unknown))
+
+
+def _why_not_found(hashes: KnownHashes, name: str) -> list[str]:
+    """Return why rows that a model has learned from may not be found among these hashes; empty if they are."""
+    if hashes.is_read_alike:
+        return []
+    return [f"{name}: it learned from the same columns as another objective reads them, so its rows are not found"]
 
 
 def _names_some(folder: Path) -> bool:
@@ -136,14 +153,14 @@ def _rows_of_run(folder: Path, name: str, columns: ComparedColumns) -> LearnedRo
     except ValueError as error:
         return LearnedRows(_NO_ROWS, unknown=(f"{name}: {error}",))
     said, rows = record.said, record.rows
-    parts = [said.own, said.start, said.base]
+    parts, hashes = [said.own, said.start, said.base], KnownHashes.join(rows.values())
     shares = np.isin(rows["base"].hashes, rows["own"].hashes).any()
     times = [one for one in parts if one is not said.base or shares]  # else the base has learned from other data
     return LearnedRows(
-        KnownHashes.join(rows.values()),
+        hashes,
         max(one.learned_until for one in times),
         "time" in [one.split for one in times],
-        tuple(reason for one in parts for reason in one.unknown),
+        (*(reason for one in parts for reason in one.unknown), *_why_not_found(hashes, name)),
     )
 
 

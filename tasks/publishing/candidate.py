@@ -121,7 +121,8 @@ class Candidate:
         """Whether somebody rolled back from the form that the recipe asks for; StaleBlessingError if from the model itself."""
         if main.head() is None:
             return False
-        reason = main.find_rollback_reason([self.weights]) or main.find_rollback_reason(self.forms.values())
+        reason = main.find_rollback_reason([self.weights], of_form=True)
+        reason = reason or main.find_rollback_reason(self.forms.values())
         if reason and not self.blessing.is_champion:
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
             raise StaleBlessingError(

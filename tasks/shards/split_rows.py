@@ -304,6 +304,12 @@ def group_values_of_row(row: Mapping[str, Any], group_by: Mapping[str, bool]) ->
     return values | {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
 
 
+def group_key_of_row(row: Mapping[str, Any], group_by: Mapping[str, bool]) -> str | None:
+    """Return a text that is the same for all rows that a row belongs with; None if it is on its own."""
+    values = group_values_of_row(row, group_by)
+    return None if values is None else json.dumps(list(values.values()), default=str, sort_keys=True)
+
+
 def _is_missing(value: Any) -> bool:
     """Whether a value names no group: null, NaN, blank text (an empty cell of a CSV file), or a record of such values."""
     if isinstance(value, Mapping):

@@ -6,11 +6,12 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from params import ModelError
-from params.foundation.artifacts import KNOWN_ROWS, PROFILE, TIMES
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, TIMES
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
@@ -26,8 +27,9 @@ from tasks.report.page import write_run_report_page
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tasks.stages import read_report, save_report
+from tasks.tokenization.stage import tokenize
 from tasks.training.report import TrainingReport
-from tests.support import releases, tiny
+from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
 from trainer.start import RECORD, ReleaseReference
 
@@ -185,6 +187,25 @@ def test_two_numbers_of_different_rows_are_told_apart(released, monkeypatch):
     card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
     assert "previous release (20 rows)" in card
     assert "on the same 20 rows" in card
+
+
+@pytest.mark.parametrize("kind", ["ranking", "question_answering", "embedding"])
+def test_rows_that_only_the_champion_knows_are_not_said_of_the_candidate(tmp_path, kind):
+    """These objectives look at several rows at once, so both models have the same ones."""
+    artifacts, recipe = tiny_releases.evaluated(tmp_path, kind, private=True)
+    assert releases.publish(artifacts, recipe).status == "published"
+    kept = {split: pa.Table.from_pylist([*SplitRows(artifacts.rows / split).rows()]) for split in SPLITS}
+    kept["test"] = pa.concat_tables([kept["train"][:6], kept["test"]])
+    tiny.write_rows(artifacts, **{split: rows.drop_columns("row_id").to_pydict() for split, rows in kept.items()})
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    releases.learn(artifacts, recipe, 4)
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.rows, report.learned, report.learned_by_champion_alone, report.champion_rows) == (12, 0, 6, 12)
+    reasons = json.loads(artifacts.blessing.read_text())["reasons"]
+    assert "on 12 rows, without the 6 that the champion has learned from" in reasons[0]
+    card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
+    assert "6 other rows of the split do not count: the previous release has learned from them" in card
+    assert "the model has learned from them" not in card
 
 
 def test_a_candidate_that_knows_all_rows_cannot_be_judged(released):

@@ -210,6 +210,19 @@ def test_rows_are_known_whatever_the_way_to_them(
     assert project.before(**way(project)) == (HELD_OUT[:2], ())
 
 
+@pytest.mark.parametrize("way", [from_start, from_run])
+def test_who_knows_a_row_knows_its_group(project: Project, way: Callable[[Project], dict[str, object]]) -> None:
+    """A new row of a customer whose other rows a model has learned from says nothing of rows of other customers."""
+    customers = ["A", "B", "A", None, "C", "B", None, " "]
+    train = {"text": ["something else"], "customer": ["D"]}
+    splits = {"train": train, "test": {"text": HELD_OUT, "customer": customers}}
+    tiny.write_splits(project.own.rows, splits, group_by=["customer"])
+    folder = project.own.rows / "test"
+    project.held_out = HeldOutRows(SplitRows(folder), project.columns(folder))
+    learned, _ = project.before(**way(project))
+    assert learned == [HELD_OUT[row] for row in (0, 1, 2, 5)]
+
+
 def test_a_model_of_nobody_else_has_learned_from_nothing(project: Project) -> None:
     (project.root / "foreign").mkdir()
     assert project.before() == ([], ())
@@ -354,3 +367,28 @@ def test_a_chain_of_releases_names_all_rows(project: Project) -> None:
     shutil.copy(earlier.known_rows, release)
     learned = project.held_out.learned_by([rows_of_release(release, "the last", columns)])
     assert [HELD_OUT[row_id - 1] for row_id in learned] == [*HELD_OUT[:3], HELD_OUT[5]]
+
+
+PAIR = {"text": ["a cat", "no dog", "it rains"], "other": ["the animal", "a pet", "water"], "score": [1.0, 0.0, 0.5]}
+PAIRS_READ_BY = {
+    "embedding": {"anchor_column": "text", "positive_column": "other", "label_column": "score"},
+    "regression": {"text_column": "text", "text_pair_column": "other", "label_column": "score"},
+    "ranking": {"query_column": "text", "document_column": "other", "relevance_column": "score"},
+}
+
+
+@pytest.mark.parametrize("earlier", PAIRS_READ_BY)
+@pytest.mark.parametrize("later", PAIRS_READ_BY)
+def test_what_another_objective_has_learned_is_known_or_said(tmp_path: Path, earlier: str, later: str) -> None:
+    """Vectors of pairs take the two texts in either order, a regression does not: a hash of one says nothing to the other."""
+    tiny.write_splits(tmp_path / "rows", {"train": PAIR})
+    rows, base = SplitRows(tmp_path / "rows/train"), tmp_path / "base"
+    base.mkdir()
+    readings = (ObjectiveChoice(name=name, **PAIRS_READ_BY[name]) for name in (earlier, later))
+    learned, asked = (ComparedColumns.of_objective(objectives.build_objective(one)) for one in readings)
+    write_hashes({"own": KnownHashes.of(rows, learned)}, learned, base / KNOWN_ROWS)
+    found = rows_of_release(base, "the base", asked)
+    is_found = len(HeldOutRows(rows, asked).learned_by([found])) == len(rows)
+    assert is_found is ((earlier == "embedding") == (later == "embedding"))
+    assert is_found or "it learned from the same columns as another objective reads them" in found.unknown[0]
+    assert not (is_found and found.unknown)

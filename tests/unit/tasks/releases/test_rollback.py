@@ -412,21 +412,62 @@ def hub_files(hub: FaultyHub, commit: str) -> Path:
     ],
 )
 def test_what_rollbacks_have_left_behind(api: HfApi, tmp_path: Path, history: str, left: str) -> None:
+    main, weights = make_history(api, tmp_path, history)
+    found = {weights[digest]: one for digest, one in main.find_rolled_back(weights).items()}
+    assert sorted(found) == left.split()
+    for step, one in found.items():
+        assert one.commit == main.tags[f"v{step}"]
+        assert one.sentence == f"v{step}, which was rolled back by ann: wrong answers"
+
+
+@pytest.mark.parametrize(
+    ("history", "distrusted"),
+    [
+        ("1 2 3", ""),
+        ("1 2 3 r1", "2 3"),  # trained again, a model between the two is as distrusted as the last one
+        ("1 2 3 r1 r3", "1"),
+        ("1 2 3 r1 2", "3"),
+        ("1 2 r1 2 3 r1", "2 3"),
+        ("1 2 3 r2 r1", "2 3"),
+    ],
+)
+def test_a_model_that_a_rollback_left_behind_is_not_published_again(
+    api: HfApi, tmp_path: Path, history: str, distrusted: str
+) -> None:
+    main, weights = make_history(api, tmp_path, history)
+    reasons = {step: main.find_rollback_reason([digest]) for digest, step in weights.items()}
+    assert [step for step, reason in sorted(reasons.items()) if reason] == distrusted.split()
+    assert {reason for reason in reasons.values() if reason} <= {"by ann: wrong answers"}
+
+
+def test_a_form_is_distrusted_by_a_rollback_from_itself(api: HfApi, tmp_path: Path) -> None:
+    """Of a model that stays published, a form between the two models of a rollback may be published again."""
+    main, weights = make_history(api, tmp_path, "1 2 3 r1")
+    reasons = {step: main.find_rollback_reason([digest], of_form=True) for digest, step in weights.items()}
+    assert reasons == {"1": None, "2": None, "3": "by ann: wrong answers"}
+
+
+def test_a_rollback_to_another_form_of_a_model_distrusts_the_form_only(api: HfApi, tmp_path: Path) -> None:
+    main, weights = make_history(api, tmp_path, "1 2 3 r2")
+    second, third = (digest for digest, step in weights.items() if step in {"2", "3"})
+    assert [*main.find_rolled_back([second, third])] == [third]
+    assert main.find_rolled_back([second, third], [{second, third}]) == {}
+    first = next(iter(weights))
+    assert [*main.find_rolled_back([first, third], [{first}, {third}])] == [third]
+
+
+def make_history(api: HfApi, root: Path, history: str) -> tuple[MainHistory, dict[str | None, str]]:
+    """Publish models and roll back: `1 2 r1` are two releases and a rollback to the first; return main, and the models by their weights."""
     commits: dict[str, str] = {}
     for number, step in enumerate(history.split()):
         if step.startswith("r"):
             roll_back_to(api, f"v{step[1:]}")
             continue
         again = step in commits
-        found = release(api, tmp_path / str(number), int(step)) if not again else roll_back_by_hand(api, step)
+        found = release(api, root / str(number), int(step)) if not again else roll_back_by_hand(api, step)
         commits.setdefault(step, found.commit or "")
     main = MainHistory.read(HubRepository(api, REPO))
-    weights = {main.weights(commit): step for step, commit in commits.items()}
-    found = {weights[digest]: one for digest, one in main.find_rolled_back(weights).items()}
-    assert sorted(found) == left.split()
-    for step, one in found.items():
-        assert one.commit == commits[step]
-        assert one.sentence == f"v{step}, which was rolled back by ann: wrong answers"
+    return main, {main.weights(commit): step for step, commit in commits.items()}
 
 
 def roll_back_by_hand(api: HfApi, number: str) -> ReleaseOutcome:
