@@ -140,6 +140,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
     committed.run("dvc", "push")
     committed.run("git", "clone", "-q", ".", str(folder / "clone"))
     shutil.copy(committed.root / ".dvc/config.local", folder / "clone/.dvc/config.local")
+    shutil.copytree(committed.root / ".hub", folder / "clone/.hub")  # with the release that the log names
     clone = Project(folder / "clone", Path(committed.environment["PREFECT_HOME"]))
 
     clone.run("dvc", "pull", "--allow-missing")
