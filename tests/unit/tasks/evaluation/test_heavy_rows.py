@@ -92,6 +92,7 @@ def compared(name: str, metric: str, *, groups: Any = None) -> MetricComparison:
         resampler=resampler,
         directions={**objective.metrics, **objective.evaluate_only_metrics},
         learned={"model": [], "champion": []},
+        learned_by_candidate=0,
         can_compare=lambda _: True,
     )
     ids = np.arange(ROWS) + 100

@@ -220,6 +220,7 @@ def judge(
         directions=objective.metrics,
         asks_other_rows=True,
         learned={"model": [], "untrained": [], "other_rows": []},
+        learned_by_candidate=0,
     )
     planned: Any = SimpleNamespace(
         name="untrained", sequences=test, reader=SimpleNamespace(objective=objective, tokenizer=own)
