@@ -192,7 +192,7 @@ def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool 
     if not has_same_inputs:
         _check_columns(columns, content)
     said = {"is_written": WRITTEN_FORM in forms, "has_inputs": INPUT_FORM in forms}
-    said["is_read_alike"] = reading in (None, json.loads(json.dumps(columns.describe_reading())))
+    said["is_read_alike"] = reading in (None, [], json.loads(json.dumps(columns.describe_reading())))
     if not is_of:
         return {"own": KnownHashes(hashes, **said)}
     return {name: KnownHashes(hashes[chosen], **said) for name, chosen in is_of.items()}
