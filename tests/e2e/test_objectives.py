@@ -306,7 +306,7 @@ ASKED = {
     "launch.micro_batch_size": 16,
 }
 DIGIT = {
-    "prompt": "say {digit}:",
+    "prompt": "{number}, say {digit}:",  # no two rows are equal
     "reference_columns": ["digit"],
     "rewards": [{"name": "trainer.rewards:numeric_answer", "arguments": {"column": "digit"}}],
     "num_generations": 16,
