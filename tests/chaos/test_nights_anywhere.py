@@ -408,7 +408,9 @@ def test_every_night_is_in_the_history_once_with_its_end(
         assert started_from is None or started_from not in nights.rolled_back, (
             "the child of a model that was rolled back"
         )
-    assert nights.told_by_later_runs() == nights.untold_by_their_own(), "people get a message of each release"
+    untold = nights.untold_by_their_own()
+    # The server writes an event down some seconds after it got it.
+    wait_for(lambda: nights.told_by_later_runs() == untold, "people to get a message of each release", 30, every_s=0.5)
     assert "checkpoints" in {branch.name for branch in refs.branches}, "the mirror"
     events = Counter(entry["event"] for entry in nights.logged("release/log.jsonl"))
     assert events["rejected"] == nights.decided["proposal closed"]
