@@ -28,7 +28,7 @@ from benchmarks.workload import (
     trainer,
 )
 from params.schema import ObjectiveChoice
-from trainer.objectives.bases import packing
+from trainer.objectives.bases.texts import packing
 
 BATCH, LENGTH, STEPS, WARM_UP = 8, 128, 20, 4
 

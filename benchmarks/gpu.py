@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.tables import environment
 from benchmarks.workload import StepClock, trainer
 from params.schema import ObjectiveChoice
-from trainer.objectives.bases import packing
+from trainer.objectives.bases.texts import packing
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {

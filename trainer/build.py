@@ -26,9 +26,9 @@ from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, check_reads_backwards
 from trainer.model.start_model import check_start_fits, resolve_start
-from trainer.objectives.bases.padding import token_column_names
-from trainer.objectives.bases.position_limits import find_position_table
-from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
+from trainer.objectives.bases.network.position_limits import find_position_table
+from trainer.objectives.bases.texts.padding import token_column_names
+from trainer.objectives.bases.texts.tokenizing import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat

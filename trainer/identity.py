@@ -200,7 +200,7 @@ def _imported(file: Path, root: Path) -> list[Path]:
 @lru_cache(maxsize=2)
 def _worker_imports(root: Path) -> importing.ImportedNames:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
-    files = [root / "trainer/worker.py", *sorted((root / _OBJECTIVES).glob("*/*.py"))]
+    files = [root / "trainer/worker.py", *sorted((root / _OBJECTIVES).glob("*/**/*.py"))]
     return importing.ImportedNames(files, root)
 
 

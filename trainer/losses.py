@@ -15,7 +15,7 @@ import torch
 
 from params import ModelError
 from trainer.objectives.bases.likelihood import micro_batch_loss_share
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX
 
 
 def cross_entropy(

@@ -1,7 +1,7 @@
 r"""Rewards: functions that say how good completions are, and the sum of rewards.
 
 A function takes n completions as text and their n rows (mappings with `row_id`, `prompt` and the reference columns), and
-returns one number per completion. A recipe can add keyword arguments. Models that give rewards are in objectives/bases/reward_models.py.
+returns one number per completion. A recipe can add keyword arguments. Models that give rewards are in objectives/bases/rewards/reward_models.py.
 
     rewards:
       - trainer.rewards:numeric_answer

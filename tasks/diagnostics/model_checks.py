@@ -25,7 +25,7 @@ from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, READ_AHEAD, decoder_settings
 from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.objectives.bases.objective import Objective
-from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
+from trainer.objectives.bases.texts.tokenizing import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load, check_settings, has_only_unsafe_weights
@@ -120,7 +120,7 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     padding = config.get("pad_token_id") or 0  # from behind which RoBERTa and its kin count positions
     if not config or not isinstance(stated, int) or tokenization.max_length < stated - 2 - padding:
         return
-    from trainer.objectives.bases.position_limits import find_position_limits
+    from trainer.objectives.bases.network.position_limits import find_position_limits
 
     try:
         with panics_as_errors():

@@ -19,8 +19,8 @@ from trainer.data.shards import ROW_ID
 from trainer.model import network
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
-from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 from trainer.objectives.bases.rows import ColumnKind, Example
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, token_column_names
 
 _MAX_TOKENS = 40
 _BEFORE_LEARNED = 3

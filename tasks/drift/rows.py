@@ -28,7 +28,7 @@ from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, group_values_of_row, values_of_column
 from trainer import objectives
 from trainer.data.shards import ROW_ID
-from trainer.objectives.bases.labels import as_learned
+from trainer.objectives.bases.labels.names import as_learned
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import hash_row_values
 from trainer.objectives.bases.rows import to_json as _to_json

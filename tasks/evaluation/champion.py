@@ -39,10 +39,10 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.adapters import PEFT_TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import find_position_limits_in, find_reading_limit
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, transformers
+from trainer.objectives.bases.network.position_limits import NO_LIMIT
 from trainer.objectives.bases.objective import Objective, ObjectiveState
-from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_reading import ReleaseReading
-from trainer.objectives.bases.sentence_transformers_files import MODULES
+from trainer.objectives.bases.vectors.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 from trainer.start import ReleaseReference

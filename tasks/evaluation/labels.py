@@ -18,9 +18,9 @@ from params.sections.evaluation import Gate
 from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, LabelResult
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
-from trainer.objectives.bases.label_results import precision_recall_f1
 from trainer.objectives.bases.lazy_imports import NDArray, scipy
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.metrics.label_results import precision_recall_f1
 from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
 
 _MAX_JUDGED: Final = 200

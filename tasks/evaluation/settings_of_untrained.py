@@ -13,7 +13,7 @@ from tasks.evaluation.plan import EvaluationPlan, PlannedModel
 from tasks.evaluation.scoring import score_rows
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.labels import match_labels
+from trainer.objectives.bases.labels.names import match_labels
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.objective import Objective
 

@@ -22,7 +22,7 @@ from trainer import objectives
 from trainer.data.shards import ROW_ID, folder_sha256
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 from trainer.objectives.bases.objective import Objective, Row
-from trainer.objectives.bases.texts import strip_repeated_special_tokens
+from trainer.objectives.bases.texts.tokenizing import strip_repeated_special_tokens
 
 _MAX_TEXT = 2000
 """Characters that a report keeps of a text."""

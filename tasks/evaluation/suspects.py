@@ -24,9 +24,9 @@ from tasks.evaluation import cross_fitting
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.scoring import RowGroups, RowScores
 from tasks.shards.split_rows import SplitRows
-from trainer.objectives.bases.label_results import LabelBeliefs
 from trainer.objectives.bases.lazy_imports import NDArray, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.metrics.label_results import LabelBeliefs
 from trainer.objectives.bases.objective import ObjectiveState
 
 _LEAST_SKILL: Final = 0.25

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tasks.stages import Number, Report
 from trainer.objectives.bases.lazy_imports import np
-from trainer.objectives.bases.vector_space import VectorSpace, compare_spaces
+from trainer.objectives.bases.vectors.space import VectorSpace, compare_spaces
 
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import RowScores

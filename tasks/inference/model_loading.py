@@ -13,10 +13,10 @@ from params.schema import ObjectiveChoice
 from trainer import objectives
 from trainer.model.adapters import PEFT_TASKS, is_adapter_folder
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, transformers
+from trainer.objectives.bases.network.alignment import align_weights
 from trainer.objectives.bases.objective import Objective
-from trainer.objectives.bases.padding import put_padding_before_text
+from trainer.objectives.bases.texts.padding import put_padding_before_text
 from trainer.runtime.library_errors import as_remote_code_error, panics_as_errors
 
 NEAREST: Final = "sentence-similarity"

@@ -23,16 +23,16 @@ from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, Predic
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
-from trainer.objectives.bases.answer_form import AnswerForm
-from trainer.objectives.bases.chat import ConversationTokenizer
+from trainer.objectives.bases.conversations.chat import ConversationTokenizer
+from trainer.objectives.bases.conversations.messages import looks_like_conversation
+from trainer.objectives.bases.conversations.tools import read_tools
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
-from trainer.objectives.bases.messages import looks_like_conversation
+from trainer.objectives.bases.network.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.objective import Objective, PromptForm
-from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
-from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
-from trainer.objectives.bases.text_pairs import read_pair
-from trainer.objectives.bases.texts import strip_repeated_special_tokens
-from trainer.objectives.bases.tools import read_tools
+from trainer.objectives.bases.preferences.answer_form import AnswerForm
+from trainer.objectives.bases.texts.pairs import read_pair
+from trainer.objectives.bases.texts.tokenizing import strip_repeated_special_tokens
+from trainer.objectives.bases.vectors.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.memory import import_network_code
 from trainer.runtime.model_files import check_safe_to_load

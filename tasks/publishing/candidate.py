@@ -23,7 +23,7 @@ from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
-from trainer.objectives.bases.position_limits import NO_LIMIT
+from trainer.objectives.bases.network.position_limits import NO_LIMIT
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import EncodedRow, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import put_padding_before_text
+from trainer.objectives.bases.texts.padding import put_padding_before_text
 from trainer.runtime.library_errors import is_hub_away
 
 ROWS: Final = 32

@@ -13,7 +13,7 @@ from tasks.scaffold.usual_names import RELEVANCE, SYSTEM, USUAL_NAMES
 from trainer import objectives
 from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import NewRecipeAdvice
-from trainer.objectives.bases.answer_spans import looks_like_answers
+from trainer.objectives.bases.spans.answer_spans import looks_like_answers
 
 NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""

@@ -18,8 +18,8 @@ from tasks.scaffold.look import Row, SampledColumn, columns_named, columns_of_ro
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
 from tasks.scaffold.usual_names import CONTEXT, LISTED, RELEVANCE, SYSTEM, USUAL_NAMES
 from tasks.scaffold.written_values import looks_written, parse_written
-from trainer.objectives.bases.feedback import BAD, GOOD
-from trainer.objectives.bases.messages import looks_like_conversation, read_turns
+from trainer.objectives.bases.conversations.messages import looks_like_conversation, read_turns
+from trainer.objectives.bases.preferences.feedback import BAD, GOOD
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]

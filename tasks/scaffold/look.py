@@ -22,9 +22,9 @@ from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.scaffold.written_values import looks_written, parse_written
 from tasks.shards.split_rows import NUMBER, as_text
-from trainer.objectives.bases.messages import looks_like_conversation
-from trainer.objectives.bases.pictures import KEYS as PICTURE_KEYS
-from trainer.objectives.bases.pictures import is_picture
+from trainer.objectives.bases.conversations.messages import looks_like_conversation
+from trainer.objectives.bases.conversations.pictures import KEYS as PICTURE_KEYS
+from trainer.objectives.bases.conversations.pictures import is_picture
 from trainer.objectives.bases.rows import ColumnKind
 
 SAMPLE_ROWS: Final = 20_000

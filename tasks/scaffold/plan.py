@@ -25,11 +25,11 @@ from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
-from trainer.objectives.bases.chat import conversation_template
+from trainer.objectives.bases.conversations.chat import conversation_template
+from trainer.objectives.bases.conversations.messages import MARKS, count_unread_keys
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
-from trainer.objectives.bases.messages import MARKS, count_unread_keys
+from trainer.objectives.bases.network.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
-from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000

@@ -29,8 +29,8 @@ from trainer import objectives
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.advice.pairs import find_usual_pair
-from trainer.objectives.bases.label_sets import says_yes
-from trainer.objectives.bases.preferences import begin_with_prompt
+from trainer.objectives.bases.labels.sets import says_yes
+from trainer.objectives.bases.preferences.pairs import begin_with_prompt
 from trainer.objectives.bases.rows import ColumnKind
 
 _DOCUMENTS: Final = ("document", "passage", "positive")

@@ -15,11 +15,11 @@ from tasks.scaffold.forms import joining_mark
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
-from trainer.objectives.bases.messages import read_turns
+from trainer.objectives.bases.conversations.messages import read_turns
+from trainer.objectives.bases.labels.names import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import to_json
-from trainer.objectives.bases.span_places import is_moved
+from trainer.objectives.bases.spans.places import is_moved
 
 _OWN_PARTS = re.compile(r"(tool|argument) ('[^']*'|\"[^\"]*\")|\d+")
 """Numbers, and names of what is called, of which each row has others."""

@@ -31,8 +31,8 @@ from trainer import objectives
 from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, token_column_names
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 from trainer.runtime.library_errors import panics_as_errors
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.start_model import resolve_start
 from trainer.model.use_settings import read_number_format, restore_use_settings
 from trainer.model.weights_header import write_chosen_settings
+from trainer.objectives.bases.network.standardization import restore_units
 from trainer.objectives.bases.release_reading import ReleaseFormat
-from trainer.objectives.bases.standardization import restore_units
 
 _EXACT: Final = 1e-3
 _ROUNDED: Final = 0.1

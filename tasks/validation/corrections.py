@@ -32,7 +32,7 @@ from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
 from tasks.validation.spreadsheet_cells import read_guarded_cell
 from trainer.data.shards import ROW, ROW_ID, Shard
-from trainer.objectives.bases.labels import as_learned
+from trainer.objectives.bases.labels.names import as_learned
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import ColumnKind, Row, format_row_hash, hash_but_labels, label_columns
 

@@ -18,7 +18,7 @@ from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
+from trainer.objectives.bases.labels.names import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.objective import Objective
 
 ROW_IS_KNOWN: Final = "row_is_known_to_training"

@@ -23,10 +23,10 @@ from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.padding import token_column_names
+from trainer.objectives.bases.rewards.generative import GenerativeObjective
+from trainer.objectives.bases.texts.padding import token_column_names
 
 MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

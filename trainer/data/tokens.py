@@ -17,9 +17,9 @@ from params import DataError
 from params.foundation.artifacts import CORPUS
 from trainer.data.shards import ROW, ROW_ID, Manifest, rows_per_epoch
 from trainer.objectives.bases.lazy_imports import NDArray, transformers
-from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.rows import Example, ObjectiveState
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.padding import token_column_names
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 from trainer.runtime.model_files import check_safe_to_load
 
 STATE: Final = "objective.json"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX
 
 Features = dict[str, torch.Tensor]
 """One row: `{"input_ids": tensor([5, 9, 2]), "attention_mask": tensor([1, 1, 1]), "labels": tensor([-100, 9, 2])}`."""

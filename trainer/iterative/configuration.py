@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import TrainingArguments
 
-from trainer.objectives.bases.alignment import align_weights
+from trainer.objectives.bases.network.alignment import align_weights
 from trainer.runtime.model_files import check_safe_to_load
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}

@@ -13,8 +13,8 @@ import numpy as np
 from params.foundation.artifacts import write_text_atomically
 from trainer.loop.global_batch_trainer import GlobalBatchTrainer
 from trainer.loop.single_texts import measure_texts
-from trainer.objectives.bases.hard_negatives import BLOCK, MinedRows, find_minable_texts, mine_negatives
 from trainer.objectives.bases.lazy_imports import NDArray
+from trainer.objectives.bases.vectors.hard_negatives import BLOCK, MinedRows, find_minable_texts, mine_negatives
 
 logger = logging.getLogger(__name__)
 MINED: Final = "mined_negatives.json"

@@ -22,8 +22,8 @@ from params import ModelError
 from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
 from trainer.loop.reference_trainer import ReferenceTrainer
-from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.rollout import (
+from trainer.objectives.bases.rewards.generative import GenerativeObjective
+from trainer.objectives.bases.rewards.rollout import (
     Rollout,
     TrainingSample,
     collate_training_samples,

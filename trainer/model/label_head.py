@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import ModelError
-from trainer.objectives.bases.answer_form import KEY
-from trainer.objectives.bases.labels import are_unnamed, list_labels, match_labels
+from trainer.objectives.bases.labels.names import are_unnamed, list_labels, match_labels
 from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch, transformers
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.preferences.answer_form import KEY
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 logger = logging.getLogger(__name__)
 _OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task", KEY})

@@ -11,7 +11,7 @@ from typing import Final
 
 from trainer.model import adapters
 from trainer.objectives.bases.lazy_imports import transformers
-from trainer.objectives.bases.position_limits import NO_LIMIT, PositionLimits, find_position_limits
+from trainer.objectives.bases.network.position_limits import NO_LIMIT, PositionLimits, find_position_limits
 from trainer.runtime.library_errors import panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load
 

@@ -22,11 +22,11 @@ from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, decoder_settings
 from trainer.model.use_settings import repair_generation_settings
-from trainer.objectives.bases.alignment import align_weights
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
+from trainer.objectives.bases.network.alignment import align_weights
 from trainer.objectives.bases.objective import Objective, ObjectiveState
-from trainer.objectives.bases.padding import put_padding_before_text
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.padding import put_padding_before_text
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 from trainer.runtime.library_errors import as_loading_error, is_hub_away, panics_as_errors
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 

@@ -20,7 +20,7 @@ from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenCo
 from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
-from trainer.objectives.bases.texts import Tokenizer, encode_texts, strip_repeated_special_tokens
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, encode_texts, strip_repeated_special_tokens
 
 
 class Options(Section):

@@ -9,7 +9,7 @@ and the tokenizer's chat template renders the messages. A prompt may also be mes
 
 The reward of a completion is beta times its log-probability minus that under the reference, which is the model as it was
 before training (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290). The loss is low where the chosen completion has
-the higher reward. Both completions follow the same tokens, those of the prompt alone (trainer.objectives.bases.continuations), and each
+the higher reward. Both completions follow the same tokens, those of the prompt alone (trainer.objectives.bases.texts.continuations), and each
 ends with the end-of-text token. A pair that is too long loses the beginning of its prompt, down to one token; only then
 are completions cut, at their end.
 """
@@ -31,11 +31,11 @@ from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColum
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
-from trainer.objectives.bases.preferences import PairObjective, PairOptions, scored_pairs
+from trainer.objectives.bases.preferences.losses import completion_logprobs, preference_losses
+from trainer.objectives.bases.preferences.pairs import PairObjective, PairOptions, scored_pairs
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")

@@ -8,12 +8,12 @@
 
 Pairs are learned by the multiple negatives ranking loss: the positives of all other rows of the global batch are negatives, however
 many processes and micro-batches it is spread over. `mined_negatives` adds texts that the model finds near to an anchor before it trains
-(bases/hard_negatives.py). Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
-classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
+(bases/vectors/hard_negatives.py). Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
+classes (`label_column` alone) by the supervised contrastive loss (bases/vectors/contrastive_loss.py).
 
 Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
 there is one; the training's own validation among some of the corpus. Of texts with classes, it looks among all other texts. The metrics are
-means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is Spearman's rank
+means over queries: a query is one anchor with all its positives (bases/metrics/retrieval.py). Of scored pairs, it is Spearman's rank
 correlation of cosines and scores. A release is a repository of sentence-transformers.
 """
 
@@ -32,18 +32,24 @@ from params.foundation.installation import install_extra
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
-from trainer.objectives.bases import contrastive_loss, sentence_transformers_files, several_texts
-from trainer.objectives.bases.hard_negatives import find_negative_problems
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.metrics.rank_correlation import rank_distance, spearman
+from trainer.objectives.bases.metrics.retrieval import (
+    NAMES,
+    center_changes,
+    measure_classes,
+    measure_pairs,
+    name_length,
+)
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import pad_batch
-from trainer.objectives.bases.prompt_template import ColumnNames
-from trainer.objectives.bases.rank_correlation import rank_distance, spearman
-from trainer.objectives.bases.retrieval import NAMES, center_changes, measure_classes, measure_pairs, name_length
 from trainer.objectives.bases.rows import ScoreColumns, hash_group_value
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
-from trainer.objectives.bases.vector_space import VectorSpace
+from trainer.objectives.bases.texts.padding import pad_batch
+from trainer.objectives.bases.texts.prompt_template import ColumnNames
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.vectors import contrastive_loss, sentence_transformers_files, several_texts
+from trainer.objectives.bases.vectors.hard_negatives import find_negative_problems
+from trainer.objectives.bases.vectors.space import VectorSpace
 
 _OF_QUERY = (*NAMES, "counted")
 _AS_DOCUMENT = tuple(f"{name} without its documents" for name in _OF_QUERY)

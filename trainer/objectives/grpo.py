@@ -28,9 +28,9 @@ from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Fraction
-from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
-from trainer.objectives.bases.rollout import (
+from trainer.objectives.bases.rewards.generative import GenerativeObjective
+from trainer.objectives.bases.rewards.rollout import (
     GenerativeObjectiveOptions,
     Rollout,
     TrainingSample,

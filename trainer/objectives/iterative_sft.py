@@ -18,17 +18,17 @@ from pydantic import PositiveInt
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
-from trainer.objectives.bases.continuations import tokenize_continuations
-from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
-from trainer.objectives.bases.rollout import (
+from trainer.objectives.bases.rewards.generative import GenerativeObjective
+from trainer.objectives.bases.rewards.rollout import (
     GenerativeObjectiveOptions,
     Rollout,
     TrainingSample,
     completion_token_logprobs,
 )
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens
+from trainer.objectives.bases.texts.continuations import tokenize_continuations
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, strip_repeated_special_tokens
 
 
 class Options(GenerativeObjectiveOptions):

@@ -4,7 +4,7 @@ r"""Kahneman-Tversky optimization (KTO): learn from answers that people liked or
     {"completion": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "5"}], "liked": false}
 
 In the second form, `chat` is true and `prompt_column` null: the prompt is what stands before the last messages of the assistant. The
-feedback is true or false, 1 or 0, or words such as good and bad (trainer.objectives.bases.feedback).
+feedback is true or false, 1 or 0, or words such as good and bad (trainer.objectives.bases.preferences.feedback).
 
 The reward of an answer is beta times its log-probability minus that under the start model. The loss is low where the reward of a liked
 answer is above beta times the KL divergence from the start model, and that of another one below it (Ethayarajh et al. 2024,
@@ -27,18 +27,18 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
-from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
-from trainer.objectives.bases.feedback import is_good
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.rank_correlation import mean_ranks
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
-from trainer.objectives.bases.preferences import split_conversation, split_text
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate
-from trainer.objectives.bases.rank_correlation import mean_ranks
+from trainer.objectives.bases.preferences.answers import AnswersObjective, AnswersOptions
+from trainer.objectives.bases.preferences.feedback import is_good
+from trainer.objectives.bases.preferences.losses import sequence_logprobs, unpaired_losses
+from trainer.objectives.bases.preferences.pairs import split_conversation, split_text
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 _SCORES = ("loss", "liked", "reward", "logprob")
 
@@ -48,7 +48,7 @@ class Options(AnswersOptions):
 
     prompt_column: ColumnOrTemplate | None = "prompt"
     """The column with the prompt, or a template of columns, such as `{instruction} {input}`
-    (trainer.objectives.bases.prompt_template); null: the completion begins with it, up to the last messages of the assistant, or up to
+    (trainer.objectives.bases.texts.prompt_template); null: the completion begins with it, up to the last messages of the assistant, or up to
     the last `Assistant:` at the beginning of a paragraph."""
     completion_column: str = "completion"
     """The column with the answer, its leading space included."""

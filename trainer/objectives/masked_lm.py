@@ -33,8 +33,8 @@ from trainer.objectives.bases.lazy_imports import Encoding, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, micro_batch_loss_share, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
-from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, count_labels
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, encode_texts
 
 _MASKED, _REPLACED = 0.8, 0.1
 """Shares of the chosen tokens that become the mask token, and another token."""

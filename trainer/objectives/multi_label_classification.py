@@ -7,7 +7,7 @@
 The labels are the sorted labels of the train split; a row without any is a row. The loss is the mean negative log-likelihood per row
 and label, in nats: the binary cross-entropy. A label is predicted where its probability reaches its threshold. That is 0.5 while the
 model is trained. Then the threshold with the best F1 of the label on the validation split goes into `label_thresholds` of config.json
-(`bases/label_thresholds.py`).
+(`bases/labels/thresholds.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from params.loading import suggestion
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases import label_results, label_thresholds
-from trainer.objectives.bases.label_sets import list_labels_in, why_labels_unusable
+from trainer.objectives.bases.labels import thresholds as label_thresholds
+from trainer.objectives.bases.labels.sets import list_labels_in, why_labels_unusable
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics import label_results
+from trainer.objectives.bases.network.output_layer import find_output_layer
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.output_layer import find_output_layer
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.texts.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, tokenize_texts_truncated
 
 _KIND = "multi_label_classification"
 """The `problem_type` of the model, by which a pipeline answers sigmoids."""

@@ -21,17 +21,17 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.answer_spans import frame_pairs
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.row_content import without_outer_space
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
+from trainer.objectives.bases.spans.answer_spans import frame_pairs
+from trainer.objectives.bases.texts.padding import pad_batch, pad_to_tensor
+from trainer.objectives.bases.texts.prompt_template import ColumnOrTemplate
+from trainer.objectives.bases.texts.tokenizing import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
 _SCORES = ("nll", "correct", "confidence", "label", "prediction")
 

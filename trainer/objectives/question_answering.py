@@ -26,16 +26,16 @@ from pydantic import Field, PositiveInt
 from params.defaults import ObjectiveDefaults
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases import answer_spans
-from trainer.objectives.bases.answer_spans import PairFrame, Passage, score_answer
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts
+from trainer.objectives.bases.spans import answer_spans
+from trainer.objectives.bases.spans.answer_spans import PairFrame, Passage, score_answer
+from trainer.objectives.bases.texts.padding import pad_batch
+from trainer.objectives.bases.texts.tokenizing import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts
 
 _SCORES = ("nll", "windows", "questions", "exact_match", "f1")
 _MEASURED = ("nll", "row_id", "best", "no_answer", "exact_match", "f1", "exact_match_of_none", "f1_of_none")

@@ -4,7 +4,7 @@
 
 `relevance` is a grade from 0, or 1 and 0. A row is one document; a query is all rows with the same text. Rows of a query belong into one
 split (`data.group_by`). The loss is the binary cross-entropy of each row, the grades divided by the highest one; or LambdaLoss, which
-compares the documents of a query (bases/listwise_loss.py). Metrics are means over queries with a relevant document: NDCG@10 with
+compares the documents of a query. Metrics are means over queries with a relevant document: NDCG@10 with
 the grades as gains, the mean average precision (`map`) and the reciprocal rank of the first relevant one (`mrr_at_10`); and `loss`, the
 mean cross-entropy of the rows.
 Of documents with the same score, to six decimals, the least relevant is ranked first.
@@ -14,28 +14,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.labels import require_one_output
+from trainer.objectives.bases.labels.names import require_one_output
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
-from trainer.objectives.bases.listwise_loss import lambda_loss
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.retrieval import DEPTH, name_length
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
-from trainer.objectives.bases.retrieval import DEPTH, name_length
 from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.sentence_transformers_files import set_activation
-from trainer.objectives.bases.text_pairs import TextOrPairObjective
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.pairs import TextOrPairObjective
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
+from trainer.objectives.bases.vectors.sentence_transformers_files import set_activation
 
 _HIGHEST_GAIN = 30
 """The highest grade of LambdaLoss, whose gains are 2 to the power of the grades."""
+_MU: Final = 10.0
+"""The weight of NDCG-Loss2 beside that of LambdaRank, in section 7.3 of the paper."""
 
 
 class Options(Section):
@@ -292,3 +293,38 @@ def measure_ranking(scores: NDArray[np.float64], relevance: NDArray[np.float64])
 
 def _inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in without_labels(batch).items() if name != "ranked"}
+
+
+def lambda_loss(scores: torch.Tensor, relevance: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """Return LambdaLoss with NDCG-Loss2++ (Wang et al. 2018, https://doi.org/10.1145/3269206.3271784, equations 12 and 20).
+
+    It is a mean over all pairs of documents of the same query of which one is more relevant, in bits; 0 if there are none. sentence-transformers has the same.
+
+    Args:
+        scores: those of the model for G documents, (G,).
+        relevance: their grades, from 0, (G,).
+        queries: a number for the query of each document, (G,).
+    """
+    losses = [scores.new_zeros(0)]
+    for query in torch.unique(queries):
+        own = queries == query
+        losses.append(_pair_losses(scores[own], relevance[own]))
+    of_pairs = torch.cat(losses)
+    return of_pairs.sum() / max(len(of_pairs), 1) + 0.0 * scores.sum()
+
+
+def _pair_losses(scores: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """Return the losses of the pairs of N documents of one query whose first one is more relevant, (P,)."""
+    scores, order = scores.sort(descending=True, stable=True)
+    relevance = relevance[order].to(scores.dtype)
+    ranks = torch.arange(1, len(scores) + 1, device=scores.device, dtype=scores.dtype)
+    discounts = 1 / torch.log2(1 + ranks)
+    best = ((2 ** relevance.sort(descending=True)[0] - 1) * discounts).sum().clamp(min=1e-10)
+    gains = (2**relevance - 1) / best
+    distances = (ranks[:, None] - ranks[None, :]).abs()
+    of_distance = (1 / torch.log2(1 + distances.clamp(min=1)) - 1 / torch.log2(2 + distances)).abs()
+    ndcg_weights = of_distance.masked_fill(distances == 0, 0.0)
+    lambda_weights = (discounts[:, None] - discounts[None, :]).abs()
+    weights = (_MU * ndcg_weights + lambda_weights) * (gains[:, None] - gains[None, :]).abs()
+    losses = -weights * F.logsigmoid(scores[:, None] - scores[None, :]) / torch.log(torch.tensor(2.0))
+    return losses[relevance[:, None] > relevance[None, :]]

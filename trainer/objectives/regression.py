@@ -21,18 +21,18 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
-from trainer.objectives.bases import standardization
-from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
+from trainer.objectives.bases.labels.names import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.rank_correlation import spearman
+from trainer.objectives.bases.network import standardization
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.rank_correlation import spearman
 from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.sentence_transformers_files import set_activation
-from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.pairs import TextOrPairObjective, TextOrPairOptions
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
+from trainer.objectives.bases.vectors.sentence_transformers_files import set_activation
 
 _NO_SPREAD = 1e-12
 """A variance of standardized numbers that is only rounding."""

@@ -24,17 +24,17 @@ from params.defaults import ObjectiveDefaults
 from params.sections.base import Direction
 from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
-from trainer.objectives.bases.answer_form import KEY, AnswerForm
-from trainer.objectives.bases.answers import as_text
-from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.labels import require_one_output, require_problem_type
+from trainer.objectives.bases.labels.names import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
-from trainer.objectives.bases.preferences import PairObjective, PairOptions, scored_pairs
+from trainer.objectives.bases.preferences.answer_form import KEY, AnswerForm
+from trainer.objectives.bases.preferences.answers import as_text
+from trainer.objectives.bases.preferences.pairs import PairObjective, PairOptions, scored_pairs
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
+from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch, pad_batch, token_column_names
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, end_texts, strip_repeated_special_tokens
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward")
 

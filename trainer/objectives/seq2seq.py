@@ -20,27 +20,33 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
+from params.loading import suggestion
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases import languages
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
-from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import read_template
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
+_LANGUAGE_OPTIONS: Final[Mapping[str, str]] = {"source_language": "src_lang", "target_language": "tgt_lang"}
+"""Options, and what transformers' tokenizers call them."""
+_TOKENIZERS_WITH_LANGUAGES: Final = frozenset(
+    {"MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "M2M100Tokenizer"}
+)
+"""Tokenizers with languages; transformers takes English for the source, and the source's for the target."""
 
 
 class Options(Section):
@@ -48,7 +54,7 @@ class Options(Section):
 
     input_column: ColumnOrTemplate = "input"
     """The column with the input text, or a template of columns, such as `{question} {context}`
-    (trainer.objectives.bases.prompt_template)."""
+    (trainer.objectives.bases.texts.prompt_template)."""
     target_column: str = "target"
     """The column with the target text."""
     prefix: str = ""
@@ -85,7 +91,7 @@ class _Advice(NewRecipeAdvice):
         return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
 
     def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:
-        return languages.ask(tokenizer)
+        return _ask_for_languages(tokenizer)
 
 
 class Seq2Seq(TokenLikelihood[Options]):
@@ -97,7 +103,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     shares = TokenLikelihood.shares | {*_TEXT_METRICS}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
-    own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *languages.OPTIONS})
+    own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGE_OPTIONS})
     prompt_option = "input_column"
     limits = frozenset({"max_target_length"})
     reader_cuts = True
@@ -130,13 +136,13 @@ class Seq2Seq(TokenLikelihood[Options]):
                 what = f"{training.best_metric} is a metric of generated text, and `generate` is false"
                 yield Problem(("training", "best_metric"), what, "set objective.generate to true, or use loss")
         yield from _model_conflicts(model)
-        for option, language in languages.read_folder(options, model).items():
+        for option, language in _read_languages_in_folder(options, model).items():
             if not language:
                 what, fix = "is not set, and the tokenizer writes it into every text", "as the tokenizer names it"
                 yield Problem(("objective", option), what, f"set it {fix}, such as en_XX or eng_Latn")
 
     def remarks(self, model: Model) -> Iterable[str]:
-        named = languages.read_folder(self.options, model)
+        named = _read_languages_in_folder(self.options, model)
         if all(named.values()) and named:
             unsaid = (
                 "" if self.options.source_language and self.options.target_language else ", by the tokenizer's defaults"
@@ -146,7 +152,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Set the languages of a tokenizer that has any."""
         super().prepare_tokenizer(tokenizer)
-        languages.set_languages(tokenizer, self.options)
+        _set_languages(tokenizer, self.options)
 
     def prepare_model(
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
@@ -329,3 +335,48 @@ def _model_conflicts(model: Model) -> Iterator[Problem]:
     if not getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False):
         what = f"{kind} is not an encoder-decoder model, which seq2seq needs"
         yield Problem(key, what, "use for example t5 or bart, or the objective causal_lm or sft")
+
+
+def _ask_for_languages(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the question for each option; none for a tokenizer without languages."""
+    codes = ", ".join(
+        code for code in _known_languages(tokenizer) if code not in {*tokenizer.special_tokens_map.values()}
+    )
+    texts = {"source_language": "inputs", "target_language": "targets"}
+    return {option: f"Language of the {own}, one of {codes}" for option, own in texts.items()} if codes else {}
+
+
+def _set_languages(tokenizer: Tokenizer, options: Any) -> None:
+    """Let a tokenizer write the languages of the options, or those that it names itself; a RecipeError if it cannot."""
+    known = _known_languages(tokenizer)
+    for option, name in _LANGUAGE_OPTIONS.items():
+        language = getattr(options, option)
+        if language and not known:
+            what, fix = "has no effect: the tokenizer knows no languages", "remove it; a T5 takes a `prefix`"
+            raise RecipeError(f"objective.{option}", what, fix)
+        if not known:
+            continue
+        language = language or tokenizer.init_kwargs.get(name)
+        if language not in known:
+            what = (
+                f"the tokenizer has no language {language!r}" if language else "is not set, and the tokenizer needs it"
+            )
+            raise RecipeError(f"objective.{option}", what, suggestion(language or "", known, "special tokens"))
+        setattr(tokenizer, name, language)
+        tokenizer.init_kwargs[name] = language  # what is saved has it, too
+
+
+def _read_languages_in_folder(options: Any, model: Model) -> dict[str, str | None]:
+    """Return the languages that the tokenizer in a model's folder writes, by option; None if nobody names it."""
+    try:
+        path = Path(str(model.pretrained)) / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # a repository, or a folder that other checks report
+    if str(config.get("tokenizer_class")).removesuffix("Fast") not in _TOKENIZERS_WITH_LANGUAGES:
+        return {}
+    return {option: getattr(options, option) or config.get(name) for option, name in _LANGUAGE_OPTIONS.items()}
+
+
+def _known_languages(tokenizer: Tokenizer) -> list[str]:
+    return sorted(tokenizer.get_added_vocab()) if hasattr(tokenizer, "set_tgt_lang_special_tokens") else []

@@ -18,14 +18,14 @@ from params.defaults import ObjectiveDefaults
 from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
-from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.label_results import LabelBeliefs, precision_recall_f1
-from trainer.objectives.bases.labels import require_problem_type
+from trainer.objectives.bases.labels.names import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.metrics.label_results import LabelBeliefs, precision_recall_f1
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.pairs import TextOrPairObjective, TextOrPairOptions
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 _KIND = "single_label_classification"
 """The `problem_type` of the model, by which a pipeline answers a softmax."""

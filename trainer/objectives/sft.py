@@ -4,10 +4,10 @@ r"""Supervised fine-tuning: learn the answer to a prompt, or an assistant's turn
     {"messages": [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "7"}]}
 
 A prompt becomes the same tokens as at inference, and a completion those that it has behind it
-(trainer.objectives.bases.continuations). The end-of-text token after an answer has a loss too. Conversations are
-rendered by the tokenizer's chat template, or the recipe's; trainer.objectives.bases.chat says which tokens are the assistant's.
+(trainer.objectives.bases.texts.continuations). The end-of-text token after an answer has a loss too. Conversations are
+rendered by the tokenizer's chat template, or the recipe's; trainer.objectives.bases.conversations.chat says which tokens are the assistant's.
 A sequence that is too long loses its end; a row that then has no token with a loss becomes no example, and statistics.json
-counts it. Training can pack (trainer.objectives.bases.packing).
+counts it. Training can pack (trainer.objectives.bases.texts.packing).
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from params import Problem, RecipeError
 from params.schema import Launch, Model, Training
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.continuations import tokenize_continuations
+from trainer.objectives.bases.conversations import chat
+from trainer.objectives.bases.conversations.message_reader import text_of_calls
+from trainer.objectives.bases.conversations.messages import Turns, is_learned, read_turns, why_conversation_unusable
+from trainer.objectives.bases.conversations.pictures import describe_picture_marks
+from trainer.objectives.bases.conversations.verbatim import describe_syntax_error
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
-from trainer.objectives.bases.message_reader import text_of_calls
-from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.pictures import describe_picture_marks
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.row_content import read_template, without_outer_space
-from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts
-from trainer.objectives.bases.verbatim import describe_syntax_error
+from trainer.objectives.bases.texts import packing
+from trainer.objectives.bases.texts.continuations import tokenize_continuations
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
+from trainer.objectives.bases.texts.tokenizing import (
+    Tokenizer,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
+)
 
 _CHAT_TEMPLATE = (
     "{% if tools %}<|tools|>\n{{ tools | tojson }}\n{% endif %}"
@@ -51,7 +56,7 @@ class Options(chat.ConversationOptions):
 
     prompt_column: ColumnOrTemplate = "prompt"
     """The column with the prompt, or a template of columns, such as `{instruction} {input}`
-    (trainer.objectives.bases.prompt_template)."""
+    (trainer.objectives.bases.texts.prompt_template)."""
     completion_column: str = "completion"
     """The column with the answer, its leading space included."""
     separator: str = ""

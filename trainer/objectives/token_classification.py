@@ -4,7 +4,7 @@
                                                                  {"label": "date", "start": 32, "end": 38}]}
 
 A span is the characters from `start` up to, but not including, `end`; if it also has its `text`, that decides where it is
-(trainer.objectives.bases.span_places). The first of its sub-words gets the tag `B-<label>`,
+(trainer.objectives.bases.spans.places). The first of its sub-words gets the tag `B-<label>`,
 the others `I-<label>`; sub-words outside of spans get `O`. A span covers every sub-word that it touches; if two spans touch
 the same sub-word, it belongs to the first. All sub-words have a loss, special tokens do not.
 
@@ -33,9 +33,9 @@ from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvi
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.span_places import locate_span
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.spans.places import locate_span
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 OUTSIDE = "O"
 Span = tuple[str, int, int]

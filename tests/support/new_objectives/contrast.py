@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from params.sections.base import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import concatenate_texts_along_batch
-from trainer.objectives.bases.texts import tokenize_texts_truncated
+from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch
+from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
 
 class Options(Section):

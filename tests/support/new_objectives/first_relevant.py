@@ -12,9 +12,9 @@ from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.rows import group_statistics, hash_group_value
-from trainer.objectives.bases.texts import tokenize_texts_truncated
+from trainer.objectives.bases.texts.padding import pad_batch
+from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
 
 class Options(Section):

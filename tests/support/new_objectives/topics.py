@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from params.sections.base import Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit
-from trainer.objectives.bases.label_sets import list_labels_in
+from trainer.objectives.bases.labels.sets import list_labels_in
 from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow
-from trainer.objectives.bases.texts import tokenize_texts_truncated
+from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
 
 class Options(Section):

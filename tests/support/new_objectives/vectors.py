@@ -13,7 +13,7 @@ from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import tokenize_texts_truncated
+from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
 
 class Options(Section):

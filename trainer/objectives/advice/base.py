@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
 from trainer.objectives.bases.rows import Row
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
 UpTo = tuple[tuple[float, float], ...]

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from params.sections.base import Direction
-from trainer.objectives.bases.label_results import LabelBeliefs, PrecisionRecallCurve
-from trainer.objectives.bases.labels import are_unnamed, match_labels
+from trainer.objectives.bases.labels.names import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, auxiliary_loss
+from trainer.objectives.bases.metrics.label_results import LabelBeliefs, PrecisionRecallCurve
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
-from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX, count_labels
+from trainer.objectives.bases.texts.tokenizing import Tokenizer, check_end_of_text_token
 
 
 class Likelihood(Objective[OptionsT]):

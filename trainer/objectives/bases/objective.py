@@ -14,10 +14,9 @@ from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import row_content
 from trainer.objectives.bases import rows as row_checks
-from trainer.objectives.bases.labels import as_learned
+from trainer.objectives.bases.labels.names import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
-from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.release_reading import OptionsT, ReleaseReading
 from trainer.objectives.bases.rows import (
     ColumnKind,
@@ -30,8 +29,9 @@ from trainer.objectives.bases.rows import (
     ScoreColumns,
 )
 from trainer.objectives.bases.scored_batch import ScoredBatch
-from trainer.objectives.bases.texts import Tokenizer
-from trainer.objectives.bases.vector_space import VectorSpace
+from trainer.objectives.bases.texts.padding import count_labels, pad_batch, token_column_names
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
+from trainer.objectives.bases.vectors.space import VectorSpace
 
 __all__ = [
     "ColumnKind",

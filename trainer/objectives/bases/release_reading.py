@@ -10,7 +10,7 @@ from params.sections.base import Section
 from trainer.column_template import names_columns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.rows import Example, ObjectiveState, PromptForm, Row
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts.tokenizing import Tokenizer
 
 OptionsT = TypeVar("OptionsT", bound=Section)
 

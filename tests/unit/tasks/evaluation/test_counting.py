@@ -13,7 +13,7 @@ from tasks.evaluation.report import MetricComparison
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer import objectives
-from trainer.objectives.bases.retrieval import NAMES
+from trainer.objectives.bases.metrics.retrieval import NAMES
 
 
 def test_every_objective_is_simulated() -> None:

@@ -37,7 +37,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts.padding import IGNORE_INDEX
 
 ROWS, VALIDATION, WORDS, FIRST = 160, 80, 8, 10
 """Rows to judge by, to choose thresholds by, words of a row, and the token of the first word."""

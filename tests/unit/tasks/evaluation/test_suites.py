@@ -29,7 +29,7 @@ from tests.support import releases, tiny, tiny_releases
 from tests.support.validation import ONE_PROCESS
 from tests.unit.tasks.evaluation.test_stage import run, scores_of, with_model
 from trainer import objectives
-from trainer.objectives.bases.tools import read_tools
+from trainer.objectives.bases.conversations.tools import read_tools
 
 SFT = {
     "objective": {"name": "sft", "prompt_column": "text", "completion_column": "label"},

@@ -33,7 +33,7 @@ from tests.support import releases, sample_data, tiny
 from tests.support.validation import run_validation
 from trainer import objectives
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.label_results import LabelBeliefs
+from trainer.objectives.bases.metrics.label_results import LabelBeliefs
 
 SIZES = {"train": 200, "validation": 20, "test": 60}
 FUNNEL = {

@@ -19,7 +19,7 @@ from tasks.stages import save_report
 from tasks.tokenization.stage import tokenize
 from tasks.validation.documents import write_good_documents
 from tests.support import releases, tiny
-from trainer.objectives.bases.vector_space import compare_spaces
+from trainer.objectives.bases.vectors.space import compare_spaces
 
 MODEL = {"config": tiny.CLASSES["model"]["config"] | {"max_position_embeddings": 64}}
 

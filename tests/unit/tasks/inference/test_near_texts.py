@@ -15,7 +15,7 @@ from tasks.inference.command import read_lines
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tests.support.pretrained import CONFIGS, write_model
 from trainer import objectives
-from trainer.objectives.bases import sentence_transformers_files as files
+from trainer.objectives.bases.vectors import sentence_transformers_files as files
 
 TEXTS = ("the rain in this place", "bread, soup and rice", " ", "a train", "How do I get there?")
 

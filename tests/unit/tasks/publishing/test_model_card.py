@@ -23,7 +23,7 @@ from tasks.publishing.model_card import PICTURES, render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
-from trainer.objectives.bases.tools import read_tools
+from trainer.objectives.bases.conversations.tools import read_tools
 
 TOKEN = "hf_tests"
 EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"

@@ -20,8 +20,8 @@ from tests.support import base_models, in_process, prompts, releases, reward_mod
 from tests.support.faulty_hub import quick_client
 from tests.support.settings_check import check_settings_in_this_process
 from tests.support.training import plan_job
-from trainer.objectives.bases import reward_models as published_rewards
-from trainer.objectives.bases.reward_models import PROMPT, RewardModel
+from trainer.objectives.bases.rewards import reward_models as published_rewards
+from trainer.objectives.bases.rewards.reward_models import PROMPT, RewardModel
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 TOKEN = "hf_" + "1" * 40

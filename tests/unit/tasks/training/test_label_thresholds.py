@@ -26,7 +26,7 @@ from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import load_trained_model
 from trainer.model.weights_header import write_chosen_settings
-from trainer.objectives.bases.label_thresholds import choose_f1_thresholds
+from trainer.objectives.bases.labels.thresholds import choose_f1_thresholds
 
 SIZES = {"train": 240, "validation": 40, "test": 40}
 

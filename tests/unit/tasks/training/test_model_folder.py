@@ -25,7 +25,7 @@ from trainer.job import Job
 from trainer.model.network import _load
 from trainer.model.use_settings import restore_use_settings
 from trainer.objectives import build_objective
-from trainer.objectives.bases.standardization import restore_units
+from trainer.objectives.bases.network.standardization import restore_units
 
 
 def trained_folder(base: Path, folder: Path) -> Path:

@@ -15,7 +15,7 @@ OWN = '''"""Own: a classifier that learns by its model's own loss."""
 
 from params.sections.base import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.texts import tokenize_texts_truncated
+from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
 
 class Options(Section):

@@ -15,7 +15,7 @@ from tests.support import in_process, prompts
 from tests.support.pretrained import write_model
 from tests.support.training import ElasticTraining, assert_same, metrics_log, plan_job, run_train_with_kills
 from trainer import objectives
-from trainer.objectives.bases import reward_models
+from trainer.objectives.bases.rewards import reward_models
 
 BUFFERED = prompts.GRPO | {"steps_per_generation": 2, "beta": 0.1}
 ROUNDS = prompts.ITERATIVE | {"steps_per_round": 2, "min_reward": None, "keep_best": 1}

@@ -19,7 +19,7 @@ from tests.support.training import ElasticTraining, assert_same, metrics_log, pl
 from trainer import objectives
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.rollout import (
+from trainer.objectives.bases.rewards.rollout import (
     GenerativeObjectiveOptions,
     Rollout,
     completion_token_logprobs,

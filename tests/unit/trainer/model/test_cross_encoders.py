@@ -15,7 +15,7 @@ from tests.support.pretrained import write_model
 from trainer import objectives
 from trainer.model.network import build_model_to_train
 from trainer.objectives.bases.likelihood import compute_logits
-from trainer.objectives.bases.standardization import restore_units
+from trainer.objectives.bases.network.standardization import restore_units
 
 PAIRS = [("what about rain?", "a train and a road"), ("bread", "bread, soup and rice")]
 SAID_OF_BASES: dict[str, dict[str, Any]] = {

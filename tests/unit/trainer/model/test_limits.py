@@ -16,8 +16,8 @@ from tests.support import in_process, tiny
 from tests.support.zoo.architectures import ARCHITECTURES
 from trainer.build import check_ends_of_texts, check_positions
 from trainer.model.limits import find_position_limits_in, find_reading_limit, write_reading_limit
-from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits, find_position_table
-from trainer.objectives.bases.texts import READ_AT_END_OF_TEXT
+from trainer.objectives.bases.network.position_limits import NO_LIMIT, find_position_limits, find_position_table
+from trainer.objectives.bases.texts.tokenizing import READ_AT_END_OF_TEXT
 
 TABLES = {
     "bert": 66,

@@ -12,8 +12,8 @@ import transformers
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from tests.support.pretrained import write_model
 from trainer import objectives
-from trainer.objectives.bases.chat import ConversationTokenizer
-from trainer.objectives.bases.tools import read_tools
+from trainer.objectives.bases.conversations.chat import ConversationTokenizer
+from trainer.objectives.bases.conversations.tools import read_tools
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool.function.name }} {{ tool | tojson }}{% endfor %}</tools>{% endif %}"

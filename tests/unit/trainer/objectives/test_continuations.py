@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.chat import ConversationTokenizer
-from trainer.objectives.bases.texts import tokenize_prompts
+from trainer.objectives.bases.conversations.chat import ConversationTokenizer
+from trainer.objectives.bases.texts.tokenizing import tokenize_prompts
 
 PIECES = [
     "total", " = ", "1", "23", "it", "It", " is", "so", "if", ":", "Answer", "\n", "    ", "  ", " ", "'t", "don", "(", ").",

@@ -17,15 +17,15 @@ from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases import chat
-from trainer.objectives.bases.messages import (
+from trainer.objectives.bases.conversations import chat
+from trainer.objectives.bases.conversations.messages import (
     MARKS,
     count_unread_keys,
     looks_like_conversation,
     read_turns,
     why_conversation_unusable,
 )
-from trainer.objectives.bases.pictures import describe_picture_marks
+from trainer.objectives.bases.conversations.pictures import describe_picture_marks
 
 WORDS = [
     "hello",
@@ -208,7 +208,9 @@ def test_a_tokenizer_without_offsets_is_refused(monkeypatch):
     class Blind:
         offsets = ((0, 0),) * 3
 
-    monkeypatch.setattr("trainer.objectives.bases.texts.encode_texts", lambda texts, *_, **__: [Blind()] * len(texts))
+    monkeypatch.setattr(
+        "trainer.objectives.bases.texts.tokenizing.encode_texts", lambda texts, *_, **__: [Blind()] * len(texts)
+    )
     with pytest.raises(ModelError, match=r"(?s)does not say which characters .*fast tokenizer with offsets"):
         chat.ConversationTokenizer(tokenizer)
 

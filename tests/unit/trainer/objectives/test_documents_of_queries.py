@@ -11,7 +11,7 @@ from params.schema import ObjectiveChoice
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer import objectives
-from trainer.objectives.bases.retrieval import center_changes, measure_classes, measure_pairs, measure_queries
+from trainer.objectives.bases.metrics.retrieval import center_changes, measure_classes, measure_pairs, measure_queries
 
 
 def vectors(draw: np.random.Generator, *shape: int) -> Any:

@@ -23,7 +23,7 @@ from trainer import objectives
 from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data import tokens
 from trainer.loop.preference_trainer import PRECOMPUTED
-from trainer.objectives.bases.preference_loss import completion_logprobs
+from trainer.objectives.bases.preferences.losses import completion_logprobs
 
 SMOOTHED = {"robust": 0.1, "exo_pair": 0.01}
 TYPES = ("sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down")

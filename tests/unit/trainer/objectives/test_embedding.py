@@ -18,9 +18,9 @@ from tests.support import tiny
 from tests.support.faulty_hub import quick_client
 from tests.support.pretrained import write_model
 from trainer import objectives
-from trainer.objectives.bases import contrastive_loss as losses
-from trainer.objectives.bases import sentence_transformers_files as files
-from trainer.objectives.bases.retrieval import NAMES, measure_queries, measure_ranks, rank_relevant
+from trainer.objectives.bases.metrics.retrieval import NAMES, measure_queries, measure_ranks, rank_relevant
+from trainer.objectives.bases.vectors import contrastive_loss as losses
+from trainer.objectives.bases.vectors import sentence_transformers_files as files
 
 
 def vectors(*shape, seed=1):

@@ -21,7 +21,7 @@ from trainer import objectives
 from trainer.data.tokens import read_documents, read_tokenizer
 from trainer.loop.mining_trainer import MINED
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.several_texts import NO_TEXT
+from trainer.objectives.bases.vectors.several_texts import NO_TEXT
 
 MODEL = tiny.CLASSES["model"]["config"] | {"max_position_embeddings": 64}
 NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_probs_dropout_prob": 0.0}

@@ -9,7 +9,7 @@ import pytest
 
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
-from trainer.objectives.bases import chat
+from trainer.objectives.bases.conversations import chat
 
 TURN = "{{ '<' ~ m.role ~ '>' }}{{ c }}{{ eos_token }}"
 LOOP = "{% for m in messages %}{% set c = m.content %}"

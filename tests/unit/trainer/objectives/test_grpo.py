@@ -15,7 +15,7 @@ from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import prompts
 from trainer import objectives
-from trainer.objectives.bases.rollout import Rollout, TrainingSample, collate_training_samples
+from trainer.objectives.bases.rewards.rollout import Rollout, TrainingSample, collate_training_samples
 
 REWARD = "trainer.rewards:numeric_answer"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from trainer.objectives.bases.contrastive_loss import multiple_negatives_loss
-from trainer.objectives.bases.hard_negatives import (
+from trainer.objectives.bases.vectors.contrastive_loss import multiple_negatives_loss
+from trainer.objectives.bases.vectors.hard_negatives import (
     BLOCK,
     NO_TEXT,
     MinedRows,

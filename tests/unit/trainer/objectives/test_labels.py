@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.objectives.bases.labels import match_labels
+from trainer.objectives.bases.labels.names import match_labels
 
 TAGS = ["O", "B-date", "I-date", "B-who", "I-who"]
 MATCHES = {

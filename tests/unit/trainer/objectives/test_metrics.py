@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.label_results import precision_recall_f1
+from trainer.objectives.bases.metrics.label_results import precision_recall_f1
 
 LABELS = {"labels": ["a", "b", "c", "d", "e"]}
 TAGS = {"labels": ["O", "B-x", "I-x", "B-y", "I-y"]}

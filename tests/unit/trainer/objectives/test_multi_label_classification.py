@@ -21,9 +21,9 @@ from transformers import (
 from params import DataError, RecipeError
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.label_thresholds import choose_f1_thresholds
+from trainer.objectives.bases.labels.thresholds import choose_f1_thresholds
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.output_layer import find_output_layer
+from trainer.objectives.bases.network.output_layer import find_output_layer
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 STATE = {"labels": ["anger", "joy", "love"]}

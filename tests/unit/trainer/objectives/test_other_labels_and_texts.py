@@ -17,7 +17,7 @@ from transformers import (
 from params.schema import ObjectiveChoice
 from tests.support import new_objectives
 from trainer import objectives
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch
+from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch, pad_batch
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -11,7 +11,7 @@ import torch
 from tasks.tokenization.encoding import write_sequences
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, count_labels, pad_batch
+from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch, count_labels, pad_batch
 
 TOKENIZER = types.SimpleNamespace(pad_token_id=9, model_input_names=["input_ids"])
 LABELS = {

@@ -11,7 +11,7 @@ from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.column_template import column_or_template, parse_prompt_template
-from trainer.objectives.bases.prompt_template import form_around_text
+from trainer.objectives.bases.texts.prompt_template import form_around_text
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 

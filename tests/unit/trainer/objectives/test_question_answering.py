@@ -19,9 +19,9 @@ from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases import answer_spans
-from trainer.objectives.bases.answer_spans import Passage, best_span, score_answer
 from trainer.objectives.bases.loss import MicroBatchShare
+from trainer.objectives.bases.spans import answer_spans
+from trainer.objectives.bases.spans.answer_spans import Passage, best_span, score_answer
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 LETTERS = {letter: 4 + i for i, letter in enumerate("abcdefghijklmnop?")}

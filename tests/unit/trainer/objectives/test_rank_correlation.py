@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from trainer.objectives.bases.rank_correlation import mean_ranks, rank_distance, spearman
+from trainer.objectives.bases.metrics.rank_correlation import mean_ranks, rank_distance, spearman
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data.order import EpochOrder
 from trainer.loop.global_batch_trainer import GlobalBatchTrainer
 from trainer.objectives.bases.likelihood import compute_logits
-from trainer.objectives.bases.listwise_loss import lambda_loss
-from trainer.objectives.ranking import measure_ranking
+from trainer.objectives.ranking import lambda_loss, measure_ranking
 
 NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_probs_dropout_prob": 0.0}
 

@@ -19,7 +19,7 @@ from tests.support import tiny
 from trainer import objectives
 from trainer.loop.metrics import MetricAccumulator
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.standardization import measure_moments, restore_units, standardization_of
+from trainer.objectives.bases.network.standardization import measure_moments, restore_units, standardization_of
 
 TINY = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 STATE = {"numbers": ["price", "stars"], "mean": [200000.0, 3.5], "std": [50000.0, 0.8]}

@@ -19,8 +19,8 @@ from tests.support.pretrained import write_model
 from tests.support.reward_models import write_classifier
 from tests.support.tiny_releases import CHAT
 from trainer import objectives
-from trainer.objectives.bases.answer_form import AnswerForm
-from trainer.objectives.bases.reward_models import PROMPT, RewardModel
+from trainer.objectives.bases.preferences.answer_form import AnswerForm
+from trainer.objectives.bases.rewards.reward_models import PROMPT, RewardModel
 
 
 def grpo(*rewards: Any, **options: Any) -> Any:

@@ -18,7 +18,8 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
 from trainer import objectives
-from trainer.objectives.bases import chat, packing
+from trainer.objectives.bases.conversations import chat
+from trainer.objectives.bases.texts import packing
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 MARKED = (

@@ -8,7 +8,7 @@ import pytest
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.span_places import is_moved, locate_span
+from trainer.objectives.bases.spans.places import is_moved, locate_span
 
 COUNTS = {
     "characters": len,

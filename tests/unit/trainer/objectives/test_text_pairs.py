@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.zoo import tokenizers_of_kinds
 from trainer import objectives
 from trainer.objectives.advice.pairs import find_usual_pair
-from trainer.objectives.bases.text_pairs import read_pair
+from trainer.objectives.bases.texts.pairs import read_pair
 
 NAMES = {"text_column": "premise", "text_pair_column": "hypothesis"}
 STATE = {"labels": ["no", "yes"]}

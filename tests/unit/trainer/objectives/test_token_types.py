@@ -11,9 +11,9 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 from params.schema import ObjectiveChoice
 from tests.support.zoo.tokenizers_of_kinds import KINDS, _add
 from trainer import objectives
-from trainer.objectives.bases.padding import pad_batch
-from trainer.objectives.bases.reward_models import _score
-from trainer.objectives.bases.sentence_transformers_files import embed_texts
+from trainer.objectives.bases.rewards.reward_models import _score
+from trainer.objectives.bases.texts.padding import pad_batch
+from trainer.objectives.bases.vectors.sentence_transformers_files import embed_texts
 
 STATE = {"labels": ["O", "B-x", "I-x"]}
 TEXT = "a cat sees the rain"

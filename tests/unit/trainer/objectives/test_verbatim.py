@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from jinja2 import nodes
 
-from trainer.objectives.bases import verbatim
-from trainer.objectives.bases.verbatim import writes_verbatim
+from trainer.objectives.bases.conversations import verbatim
+from trainer.objectives.bases.conversations.verbatim import writes_verbatim
 
 LOOP = "{% for m in messages %}"
 LOOKS = [
