@@ -17,10 +17,9 @@ from params import DataError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import suggestion
-from tasks.ingestion.encodings import format_suffix
+from tasks.ingestion.formats.csv_tables import is_table, read_cells
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.ingestion.row_limit import size_of_row
-from tasks.ingestion.tables import TABLE_SUFFIXES, read_cells
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state
@@ -118,7 +117,7 @@ def _read_kept(recipe: Recipe) -> _Rows:
     """Read the corrections that the recipe has in CSV files; validate compares with those in other files."""
     patterns = recipe.data.corrections.patterns.values() if recipe.data.corrections else ()
     names = [name for pattern in patterns for name in _matching(pattern)]
-    return [row for name in names if format_suffix(name) in TABLE_SUFFIXES for row in _read_table(Path(name), name)]
+    return [row for name in names if is_table(Path(name)) for row in _read_table(Path(name), name)]
 
 
 def _read_table(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:

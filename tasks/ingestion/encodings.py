@@ -55,8 +55,8 @@ def is_plain_text(path: Path) -> bool:
         return _marked_encoding(file.read(_HEAD_BYTES)) is None
 
 
-def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
-    """Open a file of text.
+def open_as_utf8(path: Path, name: str, begin: TextFilePosition = START) -> io.BufferedReader:
+    """Open a file of text, at a place if it is plain text.
 
     Raises:
         DataError: it has bytes of value 0, such as UTF-16 without a byte order mark.
@@ -72,6 +72,8 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
         likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
         what = f"has bytes of value 0, which text has not: it looks like {likely.upper()} without a byte order mark"
         raise DataError(name, what, conversion_fix(path, likely))
+    if begin.offset:
+        file.seek(begin.offset)
     return file
 
 

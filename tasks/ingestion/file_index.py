@@ -25,9 +25,8 @@ from xxhash import xxh3_128
 from params import InputsChangedError
 from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.encodings import TextFilePosition, format_suffix, translate_read_errors
-from tasks.ingestion.json_files import index_json_lines
-from tasks.ingestion.tables import TABLE_SUFFIXES, TableLayout, index_table
+from tasks.ingestion.encodings import TextFilePosition, translate_read_errors
+from tasks.ingestion.formats.base import Layout, RowPlaces, WantedRows
 from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
 from tasks.shards.kept_work import read_pickle, write_pickle
@@ -35,8 +34,6 @@ from tasks.shards.kept_work import read_pickle, write_pickle
 _BLOCK_BYTES = 1 << 20
 _END = sys.maxsize
 """The offset of a file's end."""
-_AFTER_FOOTER_BYTES = 8
-"""A Parquet file ends with the length of its footer and four letters."""
 _SETTLED_S = 2.0
 """Age of a change from which on any file system gives a later one another time."""
 
@@ -52,8 +49,8 @@ class FileRowRange:
     begin: TextFilePosition
     """Where to begin to read, at that row or before it."""
     hashed: Sequence[tuple[Sequence[int], str]]
-    """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a Parquet file's footer."""
-    layout: TableLayout | None
+    """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a footer, if there is one."""
+    layout: Layout | None
     key: str
     """Hash of all that the rows and their addresses depend on."""
 
@@ -67,9 +64,8 @@ class FileRowRange:
         with translate_read_errors(self.path, self.name):
             state = _state(self.path.stat())
             try:
-                yield from formats.read_rows_of_file(
-                    self.path, self.name, layout=self.layout, begin=self.begin, first=self.first, rows=self.rows
-                )
+                wanted = WantedRows(self.first, self.rows, self.begin, self.layout)
+                yield from formats.read_rows_of_file(self.path, self.name, wanted)
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
                 differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
                 if differ or _state(self.path.stat()) != state:
@@ -82,39 +78,36 @@ class FileRowIndex:
 
     path: Path
     name: str
-    rows: int
     sha256: str
-    places: Sequence[TextFilePosition]
-    """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
     hashes: Sequence[str]
     """Hash of the bytes from each place to the next one; the first begins with the file."""
-    layout: TableLayout | None = None
+    found: RowPlaces
+
+    @property
+    def rows(self) -> int:
+        return self.found.rows
 
     def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
+        places, layout = self.found.places, self.found.layout
         rows = min(rows, self.rows - first)
-        start = bisect_right(self.places, first, key=lambda place: place.row) - 1
-        stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, offsets = self.places[start], [place.offset for place in self.places[start : stop + 1]]
+        start = bisect_right(places, first, key=lambda place: place.row) - 1
+        stop = bisect_left(places, first + rows, key=lambda place: place.row)
+        begin, offsets = places[start], [place.offset for place in places[start : stop + 1]]
         if not start:
             offsets[0] = 0  # the hash also has the blank lines before the first row
-        if stop == len(self.places):
+        if stop == len(places):
             offsets.append(_END)
         hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
-        if _is_parquet(self.path):
-            hashed.append(([self.places[-1].offset, _END], _hash_of(self.hashes[-1:])))
-        layout = self.layout and (
-            [(name, kind.__name__) for name, kind in self.layout.columns.items()],
-            self.layout.delimiter,
-            self.layout.has_quoted_cells,
-        )
+        if self.found.ends_with_footer:
+            hashed.append(([places[-1].offset, _END], _hash_of(self.hashes[-1:])))
         hashes = [sha256 for _, sha256 in hashed]
-        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, layout])
-        return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.layout, key)
+        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, layout and layout.key])
+        return FileRowRange(self.path, self.name, first, rows, begin, hashed, layout, key)
 
 
 @dataclass(frozen=True)
-class _Remembered:
+class _RememberedIndex:
     """An index, and fast hashes that tell which bytes of the file are still those that it is of."""
 
     index: FileRowIndex
@@ -124,7 +117,7 @@ class _Remembered:
 
     def count_equal(self, path: Path) -> int:
         """Return how many of the hashed ranges of the file, from its beginning on, have not changed."""
-        now = _hashes(path, _offsets(self.index.places), partial(xxh3_128, seed=self.seed))
+        now = _hashes(path, _offsets(self.index.found.places), partial(xxh3_128, seed=self.seed))
         pairs = enumerate(zip(self.fast, now, strict=True))
         return next((i for i, (before, found) in pairs if before != found), len(now))
 
@@ -144,45 +137,54 @@ class _BothHashes:
 
 
 def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowIndex:
-    """Find the rows of a file that `has_places`; the work of a fast look at all of it.
+    """Find the rows of a file that can be cut; the work of a fast look at all of it.
 
     What is found is written to `memory`. The next call takes it from there where a fast hash shows that the bytes are the same: those of
-    the whole file, or of lines of JSON before the first change. Times and sizes prove nothing: programs set them, and clocks are set back.
+    the whole file, or, if its format `continues`, before the first change. Times and sizes prove nothing: programs set them, and clocks are set back.
 
     Raises:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
         InputsChangedError: the file has changed meanwhile.
     """
-    layout, equal = None, 0
-    known: _Remembered | None = None
+    known = _read_memory(memory)
     with translate_read_errors(path, name):
-        if memory:
-            with contextlib.suppress(OSError):
-                known = read_pickle(memory)
         before, begun_s = path.stat(), time.time()
-        if known and (equal := known.count_equal(path)) == len(known.fast):
+        equal = known.count_equal(path) if known else 0
+        if known and equal == len(known.fast):
             return replace(known.index, path=path)
-        first: Sequence[TextFilePosition] = ()
-        if _is_parquet(path):
-            places, rows = _scan_parquet(path, name)
-        elif format_suffix(path) in TABLE_SUFFIXES:
-            layout, places, rows = index_table(path, name)
-        else:
-            first = known.index.places[: equal + 1] if known and equal else ()
-            places, rows = index_json_lines(path, first)
-        same, seed = max(0, min(len(first), len(places)) - 1), known.seed if known else secrets.randbits(64)
-        found = [both.split() for both in _hashes(path, _offsets(places)[same:], partial(_BothHashes, seed))]
-        hashes = [*(known.index.hashes[:same] if known else ()), *(one for one, _ in found)]
-        fast = [*(known.fast[:same] if known else ()), *(one for _, one in found)]
-        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, layout)
+        found = _look(path, name, known, equal)
         # a change in between that left no other time, because it came too soon after the one before it, would stay unknown
         after, is_old = path.stat(), begun_s - before.st_ctime > _SETTLED_S
         if _state(before) != _state(after):  # what is known of it and what was read may be of two versions
             raise _changed_error(name)
         if memory and is_old and before.st_ctime_ns == after.st_ctime_ns:
             with contextlib.suppress(OSError):
-                write_pickle(memory, _Remembered(index, seed, fast))
-        return index
+                write_pickle(memory, found)
+        return found.index
+
+
+def _read_memory(memory: Path | None) -> _RememberedIndex | None:
+    if memory:
+        with contextlib.suppress(OSError):
+            return read_pickle(memory)  # type: ignore[no-any-return]
+    return None
+
+
+def _look(path: Path, name: str, known: _RememberedIndex | None, equal: int) -> _RememberedIndex:
+    """Find the rows of a file, of which the first `equal` hashed ranges are known, if an index of it is."""
+    own_format = formats.format_of(path)
+    first: Sequence[TextFilePosition] = ()
+    if known and equal and own_format.continues:
+        first = known.index.found.places[: equal + 1]
+    places = own_format.find_places(path, name, first)
+    same = max(0, min(len(first), len(places.places)) - 1)
+    seed = known.seed if known else secrets.randbits(64)
+    hashes, fast = ([*known.index.hashes[:same]], [*known.fast[:same]]) if known else ([], [])
+    for both in _hashes(path, _offsets(places.places)[same:], partial(_BothHashes, seed)):
+        sha256, quick = both.split()
+        hashes.append(sha256)
+        fast.append(quick)
+    return _RememberedIndex(FileRowIndex(path, name, _hash_of(hashes), hashes, places), seed, fast)
 
 
 def _changed_error(name: str) -> InputsChangedError:
@@ -193,27 +195,6 @@ def _changed_error(name: str) -> InputsChangedError:
 def _offsets(places: Sequence[TextFilePosition]) -> list[int]:
     """Return where each hashed range begins: the first one with the file, also if blank lines are before its first row."""
     return [0, *(place.offset for place in places[1:])]
-
-
-def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
-    """Return the places of the row groups and of the footer, and the number of rows."""
-    with formats.open_parquet(path, name) as file:
-        metadata, rows, places = file.metadata, 0, list[TextFilePosition]()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = [group.column(column) for column in range(group.num_columns)]
-        pages = [page for c in columns for page in (c.dictionary_page_offset, c.data_page_offset) if page is not None]
-        places.append(TextFilePosition(rows, min(pages, default=0)))
-        rows += group.num_rows
-    offsets = [place.offset for place in places]
-    if not _are_ascending(offsets):  # a writer put them in another order
-        places = []
-    footer = TextFilePosition(rows, path.stat().st_size - _AFTER_FOOTER_BYTES - int(metadata.serialized_size))
-    return [TextFilePosition(), *places[1:], footer], rows
-
-
-def _are_ascending(offsets: Sequence[int]) -> bool:
-    return all(before < after for before, after in pairwise(offsets))
 
 
 def _hashes(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hashlib.sha256) -> list[str]:
@@ -249,7 +230,3 @@ def _hashes_of(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hash
 def _hash_of(values: Sequence[object]) -> str:
     """Return one hash for those of several ranges, or for other values."""
     return hashlib.sha256(repr(list(values)).encode()).hexdigest()
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"

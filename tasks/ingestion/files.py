@@ -12,8 +12,9 @@ from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches, is_utf8_encodable
-from tasks.ingestion.encodings import format_suffix, translate_read_errors
+from tasks.ingestion.encodings import COMPRESSIONS, translate_read_errors
 from tasks.ingestion.file_index import FileRowIndex, index_file
+from tasks.ingestion.formats.base import TextUnit, WantedRows
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 
 
@@ -30,7 +31,7 @@ class FileSource:
         self,
         patterns: Mapping[str, str],
         folder: Path,
-        text_unit: formats.TextUnit = "paragraph",
+        text_unit: TextUnit = "paragraph",
         *,
         place: str = "",
         memory: Callable[[str], Path | None] = lambda _: None,
@@ -56,20 +57,21 @@ class FileSource:
             path = self._folder / name
             with translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                sha256 = self._index(name).sha256 if formats.has_places(path, name) else file_sha256(path)
+                sha256 = self._index(name).sha256 if formats.can_be_cut(path, name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
     def batches(self, split: str) -> Batches:
         self._check_columns(split)
         for name in self._names[split]:
-            yield from formats.read_rows_of_file(self._folder / name, name, self._text_unit)
+            wanted = WantedRows(text_unit=self._text_unit)
+            yield from formats.read_rows_of_file(self._folder / name, name, wanted)
 
     def indexes(self, split: str) -> list[FileRowIndex] | None:
         self._check_columns(split)
         for name in self._names[split]:
             with translate_read_errors(self._folder / name, name):
-                if not formats.has_places(self._folder / name, name):
+                if not formats.can_be_cut(self._folder / name, name):
                     return None
         return [self._index(name) for name in self._names[split]]
 
@@ -96,10 +98,10 @@ class FileSource:
 
     @cached_property
     def _columns(self) -> dict[str, set[str]]:
-        """The columns of each file, in order; without files of JSON lines, whose columns only their rows name."""
+        """The columns of each file, in order; without files such as JSON lines, whose columns only their rows name."""
         names = dict.fromkeys(name for names in self._names.values() for name in names)
-        declared = (name for name in names if format_suffix(name) not in formats.JSON_SUFFIXES)
-        return {name: formats.read_file_columns(self._folder / name, name) for name in declared}
+        found = {name: formats.read_file_columns(self._folder / name, name) for name in names}
+        return {name: columns for name, columns in found.items() if columns is not None}
 
     def _match(self, split: str, pattern: str) -> list[str]:
         key, found, names = f"data.source.{split}", [pattern], list[str]()
@@ -123,10 +125,15 @@ class FileSource:
         for name in names:
             if not is_utf8_encodable(name):
                 raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")
-            if format_suffix(name) not in formats.SUFFIXES:
-                what = f"{pattern}: {name} has a format that cannot be read"
-                raise DataError.at(key, what, f"use files that end in {', '.join(formats.SUFFIXES)}")
-            if format_suffix(name) == ".parquet" != Path(name).suffix.lower():
-                fix = "decompress it: Parquet is compressed inside"
-                raise DataError.at(key, f"{pattern}: {name} is compressed Parquet", fix)
+            _refuse_other_format(key, pattern, name)
         return names
+
+
+def _refuse_other_format(key: str, pattern: str, name: str) -> None:
+    own_format = formats.find_format(name)
+    if own_format is None:
+        what = f"{pattern}: {name} has a format that cannot be read"
+        raise DataError.at(key, what, f"use files that end in {', '.join(formats.readable_suffixes())}")
+    if not own_format.is_text and Path(name).suffix.lower() in COMPRESSIONS:
+        what = f"{pattern}: {name} is compressed {own_format.title}"
+        raise DataError.at(key, what, own_format.decompress_fix)

@@ -25,9 +25,10 @@ from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8, translate_read_errors
 from tasks.ingestion.formats import read_rows_of_file
+from tasks.ingestion.formats.base import WantedRows
+from tasks.ingestion.formats.csv_tables import open_table
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
 from tasks.ingestion.source import open_source
-from tasks.ingestion.tables import open_table
 from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffix, copy_file, new_file
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
 from tasks.scaffold.forms import RowForm, find_row_forms
@@ -119,7 +120,7 @@ def _write_texts_of_classes(folder: Path, to: Path) -> None:
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    batches = read_rows_of_file(path, str(path), "file")
+    batches = read_rows_of_file(path, str(path), WantedRows(text_unit="file"))
     return (row["text"] for batch in batches for row in batch.rows.to_pylist())
 
 

@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from params import DataError, RecipeError
 from params.foundation.artifacts import translate_disk_errors
 from tasks.ingestion.encodings import format_suffix, open_as_utf8, open_decompressed, translate_read_errors
-from tasks.ingestion.row_limit import bounded_memory
-from tasks.ingestion.tables import (
-    TABLE_SUFFIXES,
+from tasks.ingestion.formats.csv_tables import (
     has_quoted_cells,
+    is_table,
     open_table,
     refuse_quotes_of_both_kinds,
     refuse_separator_line,
 )
+from tasks.ingestion.row_limit import bounded_memory
 from tasks.scaffold.file_heads import ARROW_SUFFIXES
 
 Quotes = Literal["around-cells", "characters"]
@@ -64,8 +64,8 @@ def copied_suffix(path: Path, to: Path, options: CopyOptions) -> str:
         return suffix
     if suffix in ARROW_SUFFIXES:
         return ".parquet"
-    is_table = suffix in TABLE_SUFFIXES and (options.header or options.quotes or to.suffix == ".csv")
-    return ".csv" if is_table else ""
+    is_copied = is_table(path) and (options.header or options.quotes or to.suffix == ".csv")
+    return ".csv" if is_copied else ""
 
 
 def copy_file(path: Path, to: Path, options: CopyOptions) -> None:

@@ -17,10 +17,10 @@ from params.foundation.errors import see_limits
 from params.sections.base import repo_id_problem
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.encodings import COMPRESSIONS, format_suffix
-from tasks.ingestion.formats import SUFFIXES
+from tasks.ingestion.formats import find_format, readable_suffixes
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.scaffold import hub
-from tasks.scaffold.file_heads import OTHER_FORMATS, TAGGED_SUFFIXES, guess_text_unit, refuse_misreadable_file
+from tasks.scaffold.file_heads import is_format_named, refuse_misreadable_file
 from tasks.scaffold.request import NewRecipeRequest
 
 _NAMES: Final = {
@@ -71,7 +71,7 @@ def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     is_local = (  # even if there is no such file or folder
         (root / data).exists()
         or is_glob(data)
-        or format_suffix(path) in (*SUFFIXES, *OTHER_FORMATS, *TAGGED_SUFFIXES)
+        or is_format_named(path)
         or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
     )
     if match and (data.startswith("hub:") or not is_local):
@@ -128,9 +128,10 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
         for name in names:
             refuse_misreadable_file(root / name)
     keys = {"kind": "files", **_in_order(patterns)}
-    if format_suffix(files["train"][0]) == ".txt":
-        keys["text_unit"], why = guess_text_unit([root / name for name in files["train"]])
-        notes = [*notes, why]
+    if own_format := find_format(files["train"][0]):  # others are refused when they are opened
+        options, why = own_format.guess_options([root / name for name in files["train"]])
+        keys |= options
+        notes = [*notes, *why]
     return FoundSource(keys, RowsFromFiles.model_validate(keys), watched_path(patterns.values(), root), notes)
 
 
@@ -204,18 +205,18 @@ def _local_names(data: str, root: Path) -> list[str]:
     names = list_matching_files(f"{data.rstrip('/')}/**" if is_folder else data, root)
     if is_folder:
         _refuse_saved_data_set(data, names)
-        others, names = names, [name for name in names if format_suffix(name) in SUFFIXES]
+        others, names = names, [name for name in names if find_format(name)]
         for other in [] if names else others[:1]:
             refuse_misreadable_file(root / other)  # says how to convert it
     if not names:
         what = f"{data}: there are no files that can be read" if is_folder else f"{data}: there is no such file"
-        raise DataError("--data", what, f"check the path; files end in {', '.join(SUFFIXES)}")
+        raise DataError("--data", what, f"check the path; files end in {', '.join(readable_suffixes())}")
     return names
 
 
 def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
-    readable = [name for name in names if format_suffix(name) in SUFFIXES and name != request.corpus]
+    readable = [name for name in names if find_format(name) and name != request.corpus]
     by_split: dict[str, list[str]] = {}
     for name in readable:
         by_split.setdefault(_split_of(name, where), []).append(name)

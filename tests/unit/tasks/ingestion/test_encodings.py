@@ -78,7 +78,7 @@ def rows(name: str, root: Path) -> list[dict[str, Any]]:
 def test_a_file_of_any_form_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, compression: str, encoding: str
 ) -> None:
-    monkeypatch.setattr("tasks.ingestion.json_files._BLOCK_BYTES", 100)
+    monkeypatch.setattr("tasks.ingestion.formats.json_files._BLOCK_BYTES", 100)
     name = f"rows{kind}{compression}"
     (tmp_path / name).write_bytes(COMPRESSED[compression](TEXTS[kind].encode(encoding)))
     assert rows(name, tmp_path) == ROWS

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, InputsChangedError
-from tasks.ingestion import json_files, tables
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange, index_file
-from tasks.ingestion.formats import read_rows_of_file
+from tasks.ingestion.formats import csv_tables, json_files, read_rows_of_file
+from tasks.ingestion.formats.base import WantedRows
 
 TEXTS = ["plain", "", "two\nlines", 'a "quote"', "comma, here", "ä\u2028ö\x1c", " lead", "carriage\rreturn", "{brace"]
 
@@ -74,7 +74,7 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places of every tenth row, and blocks of a few lines."""
-    monkeypatch.setattr(tables, "PLACE_ROWS", 10)
+    monkeypatch.setattr(csv_tables, "PLACE_ROWS", 10)
     monkeypatch.setattr(json_files, "PLACE_ROWS", 10)
     monkeypatch.setattr(json_files, "_BLOCK_BYTES", 100)
 
@@ -84,7 +84,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_have_the_rows_and_addresses_of_the_file(tmp_path: Path, name: str, count: int) -> None:
     path = tmp_path / name
     WRITERS[name](path, count)
-    whole = read(read_rows_of_file(path, name, "line"))
+    whole = read(read_rows_of_file(path, name, WantedRows(text_unit="line")))
     index = index_file(path, name)
     assert index.rows == len(whole) == count
     for first in range(0, count, 3):
@@ -196,7 +196,7 @@ def test_row_groups_can_be_in_any_place_of_the_file(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.parquet"
     write_parquet(path, 345)
     whole = read(index_file(path, "a").piece(0, 345).batches())
-    monkeypatch.setattr("tasks.ingestion.file_index._are_ascending", lambda offsets: False)
+    monkeypatch.setattr("tasks.ingestion.formats.parquet_files._are_ascending", lambda offsets: False)
     index = index_file(path, "a")
-    assert len(index.places) == 2, "one for all row groups, and the footer"
+    assert len(index.found.places) == 2, "one for all row groups, and the footer"
     assert read(index.piece(100, 100).batches()) == whole[100:200]

@@ -15,6 +15,7 @@ import pytest
 from params import InputsChangedError
 from tasks.ingestion import file_index
 from tasks.ingestion.file_index import FileRowIndex, index_file
+from tasks.ingestion.formats import json_files
 from tasks.shards.kept_work import write_pickle
 
 
@@ -30,8 +31,9 @@ def lines(chance: random.Random, count: int) -> bytes:
 def looked_again(path: Path, memory: Path) -> FileRowIndex:
     """Return the index by the memory, which is that of a look without one."""
     found = index_file(path, path.name, memory)
-    assert found == replace(index_file(path, path.name), places=found.places)
-    assert [*found.places] == [*index_file(path, path.name).places]
+    again = index_file(path, path.name)
+    assert [*found.found.places] == [*again.found.places]
+    assert found == replace(again, found=again.found._replace(places=found.found.places))
     return found
 
 
@@ -76,13 +78,13 @@ def test_appended_rows_cost_no_look_at_the_others(tmp_path: Path, monkeypatch: p
     path.write_bytes(lines(chance, 5000))
     index_file(path, path.name, memory)
     seen: list[int] = []
-    whole = file_index.index_json_lines
+    whole = json_files.index_json_lines
 
     def counting(path: Path, known: Any = ()) -> Any:
         seen.append(known[-1].row if known else 0)
         return whole(path, known)
 
-    monkeypatch.setattr(file_index, "index_json_lines", counting)
+    monkeypatch.setattr(json_files, "index_json_lines", counting)
     assert index_file(path, path.name, memory).rows == 5000
     assert not seen, "nothing has changed"
     with path.open("ab") as file:
@@ -99,14 +101,14 @@ def test_file_that_changes_behind_the_look_at_known_rows_is_refused(
     path.write_bytes(lines(chance, 5000))
     index_file(path, path.name, memory)
     path.write_bytes(path.read_bytes() + lines(chance, 50))
-    count = file_index._Remembered.count_equal
+    count = file_index._RememberedIndex.count_equal
 
     def count_and_edit(self: Any, path: Path) -> int:
         equal = count(self, path)
         path.write_bytes(lines(chance, 5100))
         return equal
 
-    monkeypatch.setattr(file_index._Remembered, "count_equal", count_and_edit)
+    monkeypatch.setattr(file_index._RememberedIndex, "count_equal", count_and_edit)
     with pytest.raises(InputsChangedError, match="changed while its rows were read"):
         index_file(path, path.name, memory)
 
@@ -153,7 +155,7 @@ def test_file_that_changes_meanwhile_is_not_remembered(tmp_path: Path, monkeypat
     """Although its size and its time of change are then what they were."""
     path, memory = tmp_path / "a.jsonl", tmp_path / "memory"
     path.write_bytes(lines(random.Random(0), 20))
-    look = file_index.index_json_lines
+    look = json_files.index_json_lines
 
     def look_and_edit(*arguments: Any) -> Any:
         before = path.stat()
@@ -161,7 +163,7 @@ def test_file_that_changes_meanwhile_is_not_remembered(tmp_path: Path, monkeypat
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         return look(*arguments)
 
-    monkeypatch.setattr(file_index, "index_json_lines", look_and_edit)
+    monkeypatch.setattr(json_files, "index_json_lines", look_and_edit)
     index_file(path, path.name, memory)
     assert not memory.exists()
 
@@ -171,6 +173,6 @@ def test_tables_and_columnar_files_are_remembered_as_a_whole(tmp_path: Path) -> 
     path.write_text("text,n\n" + "".join(f"row {i},{i}\n" for i in range(2000)))
     assert looked_again(path, memory) == looked_again(path, memory)
     path.write_text(path.read_text().replace("1999\n", "none\n"))
-    layout = looked_again(path, memory).layout
+    layout: Any = looked_again(path, memory).found.layout
     assert layout
     assert layout.columns == {"text": str, "n": str}

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from tasks.ingestion import batches, formats, json_files, parts, row_limit
+from tasks.ingestion import batches, formats, parts, row_limit
 from tasks.ingestion.batches import to_batches
 from tasks.ingestion.encodings import not_utf8_error
 from tasks.ingestion.files import FileSource
+from tasks.ingestion.formats import json_files, text_files
+from tasks.ingestion.formats.base import WantedRows
 from tasks.ingestion.parquet import SourceColumn, columns_of_batch, widen_schema_in_place
 from tasks.scaffold import convert
 from tasks.scaffold.convert import _rows as rows_to_convert
@@ -47,7 +49,7 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (row_limit, batches, formats, json_files, convert):
+    for module in (row_limit, batches, json_files, text_files, convert):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", LIMIT)
     monkeypatch.setattr(json_files, "_BLOCK_BYTES", 4096)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +70,7 @@ def written(name: str, packing: str) -> Path:
 def read(path: Path, **options: str) -> list[dict[str, object]]:
     if path.name.startswith("words"):
         return [row for row, _ in rows_to_convert(path)]
-    found = formats.read_rows_of_file(path, path.name, **options)  # type: ignore[arg-type]
+    found = formats.read_rows_of_file(path, path.name, WantedRows(**options))  # type: ignore[arg-type]
     return [row for batch in found for row in batch.rows.to_pylist()]
 
 

@@ -290,8 +290,8 @@ class TestWorkInProportion:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
-        for module in ("tables", "json_files"):
-            monkeypatch.setattr(f"tasks.ingestion.{module}.PLACE_ROWS", 50)
+        for module in ("csv_tables", "json_files"):
+            monkeypatch.setattr(f"tasks.ingestion.formats.{module}.PLACE_ROWS", 50)
         self.written: list[int] = []
         write = parts._write_files
 

@@ -52,7 +52,7 @@ def files(root: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 8)
-    monkeypatch.setattr("tasks.ingestion.json_files.PLACE_ROWS", 8)
+    monkeypatch.setattr("tasks.ingestion.formats.json_files.PLACE_ROWS", 8)
 
 
 def test_the_newest_rows_are_held_out_whatever_their_order(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from params import DataError
-from tasks.scaffold.file_heads import guess_text_unit, refuse_misreadable_file
+from tasks.ingestion.formats.text_files import guess_text_unit
+from tasks.scaffold.file_heads import refuse_misreadable_file
 
 
 @pytest.mark.parametrize(

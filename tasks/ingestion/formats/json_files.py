@@ -17,15 +17,37 @@ import numpy as np
 
 from params import DataError
 from tasks.ingestion.batches import AddressedRows
-from tasks.ingestion.encodings import START, TextFilePosition, escapes_fix, open_as_utf8
+from tasks.ingestion.encodings import START, TextFilePosition, escapes_fix, is_plain_text, open_as_utf8
+from tasks.ingestion.formats.base import PLACE_ROWS, Format, RowPlaces, WantedRows
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, read_bounded_line, too_large_error
 
-PLACE_ROWS = 512
-"""Rows from one place to the next, about."""
 _BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LINES_OF_A_TEXT = 1000
 _SPACES = re.compile(r"\s*")
+
+
+class JsonFiles(Format):
+    """JSON; files with an object in each line can be cut."""
+
+    suffixes = (".jsonl", ".json")
+    title = "JSON"
+    is_text = True
+    continues = True
+
+    def rows(self, path: Path, name: str, wanted: WantedRows) -> AddressedRows:
+        is_by_line = has_row_per_line(path, name)
+        with open_as_utf8(path, name, wanted.begin) as file:
+            if is_by_line:
+                yield from read_json_lines(file, path, name, wanted.begin)
+            else:
+                yield from read_json_items(file, path, name)
+
+    def can_be_cut(self, path: Path, name: str) -> bool:
+        return is_plain_text(path) and has_row_per_line(path, name)
+
+    def find_places(self, path: Path, name: str, known: Sequence[TextFilePosition] = ()) -> RowPlaces:
+        return RowPlaces(*index_json_lines(path, known))
 
 
 def has_row_per_line(path: Path, name: str) -> bool:

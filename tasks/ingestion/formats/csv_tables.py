@@ -18,26 +18,26 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, Final, NamedTuple
 
 from params import DataError
-from tasks.ingestion.batches import AddressedRows
+from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 from tasks.ingestion.encodings import (
     START,
     TextFilePosition,
     convert_command,
     format_suffix,
+    is_plain_text,
     open_as_utf8,
     translate_read_errors,
 )
-from tasks.ingestion.json_files import PLACE_ROWS
+from tasks.ingestion.formats.base import PLACE_ROWS, Format, RowPlaces, WantedRows
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, check_number_of_columns, read_bounded_line, too_large_error
 
 logger = logging.getLogger(__name__)
-TABLE_SUFFIXES: Final = (".csv", ".tsv")
 DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 """What can separate the columns of a CSV file."""
 _INTEGER: Final = re.compile(r"0|-?[1-9]\d{0,17}")  # below 2**63; `007` is text, not a number, and so is `-0`
@@ -46,6 +46,7 @@ _WRITTEN_CELL: Final = re.compile(r'("(?:[^"]++|"")*+"|[^"\t]*+)(\t|\Z)')
 """A cell of a table with tabs as programs write CSV, and what ends it."""
 _QUOTED: Final = re.compile('"[^"\\t\\r\\n]+"')
 """A cell in quotes that does not need them."""
+_HEAD_ROWS: Final = 2000
 CsvColumns = Mapping[str, Callable[[str], Any]]
 """The columns of a table, each with the type of its values: `int`, `float` or `str`."""
 
@@ -58,6 +59,44 @@ class TableLayout(NamedTuple):
     has_quoted_cells: bool
     """Whether quotes are around cells; else they are characters like others."""
 
+    @property
+    def key(self) -> object:
+        return [(name, kind.__name__) for name, kind in self.columns.items()], self.delimiter, self.has_quoted_cells
+
+
+class CsvTables(Format):
+    """CSV files, and tables with tabs; columns have types."""
+
+    suffixes = (".csv", ".tsv")
+    title = "CSV"
+    is_text = True
+
+    def batches(self, path: Path, name: str, wanted: WantedRows) -> Batches:
+        layout: Any = wanted.layout or self.find_places(path, name).layout
+        numbers = [column for column, kind in layout.columns.items() if kind is float]
+        with open_as_utf8(path, name, wanted.begin) as file:
+            found = wanted.slice_of(read_rows(file, name, layout, wanted.begin))
+            yield from to_batches(found, written_numbers=numbers)
+
+    def columns(self, path: Path, name: str) -> set[str]:
+        return set(read_column_names(path, name))
+
+    def can_be_cut(self, path: Path, name: str) -> bool:
+        return is_plain_text(path)
+
+    def find_places(self, path: Path, name: str, known: Sequence[TextFilePosition] = ()) -> RowPlaces:
+        layout, places, rows = index_table(path, name)
+        return RowPlaces(places, rows, layout)
+
+    def refuse_misreading(self, path: Path, name: str) -> None:
+        with translate_read_errors(path, name):
+            _refuse_missing_header(path, name)
+
+
+def is_table(path: PurePath) -> bool:
+    """Whether a file is a table by its name."""
+    return format_suffix(path) in CsvTables.suffixes
+
 
 def read_cells(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the address and the cells of each row of a table, by column, as they are written.
@@ -65,7 +104,7 @@ def read_cells(path: Path, name: str) -> Iterator[tuple[str, dict[str, str]]]:
     Raises:
         DataError: the file is no table, empty, unreadable or malformed.
     """
-    if format_suffix(path) not in TABLE_SUFFIXES:
+    if not is_table(path):
         raise DataError(name, "is no CSV file", "save the table as CSV, in UTF-8")
     with (
         translate_read_errors(path, name),
@@ -93,12 +132,10 @@ def index_table(path: Path, name: str) -> tuple[TableLayout, list[TextFilePositi
     is_quoted, delimiter = has_quoted_cells(path, name), find_delimiter(path, name)
     with open_table(path, name, is_quoted=is_quoted) as (lines, records):
         header = _read_header(records, path, name)
-        integers, numbers = set(range(len(header))), set(range(len(header)))
-        places, rows, long_rows, first_long = [START], 0, 0, ""
+        types, places, rows, long_rows, first_long = _CellTypes(len(header)), [START], 0, 0, ""
         try:
             for where, cells in records:
-                integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
-                numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
+                types.look_at(cells)
                 rows += 1
                 if any("\n" in cell or "\r" in cell for cell in cells):
                     long_rows, first_long = long_rows + 1, first_long or where
@@ -111,9 +148,25 @@ def index_table(path: Path, name: str) -> tuple[TableLayout, list[TextFilePositi
     if long_rows:
         message = "%s: %d of %d rows hold line ends, as they have quotes around them; the first is %s"
         logger.info(message, name, long_rows, rows, first_long)
-    kinds = (int if column in integers else float if column in numbers else str for column in range(len(header)))
-    columns = dict(zip(header, kinds, strict=True))
+    columns = {name: types.of(column) for column, name in enumerate(header)}
     return TableLayout(columns, delimiter, is_quoted), places, rows
+
+
+class _CellTypes:
+    """Which columns have nothing but integers, or numbers, in all cells that were looked at and are not empty."""
+
+    def __init__(self, width: int) -> None:
+        self._integers = set(range(width))
+        self._numbers = set(range(width))
+
+    def look_at(self, cells: Sequence[str]) -> None:
+        self._integers -= {i for i in self._integers if cells[i] and not _INTEGER.fullmatch(cells[i])}
+        self._numbers -= {i for i in self._numbers if cells[i] and not _NUMBER.fullmatch(cells[i])}
+
+    def of(self, column: int) -> Callable[[str], Any]:
+        if column in self._integers:
+            return int
+        return float if column in self._numbers else str
 
 
 def read_rows(file: IO[bytes], name: str, layout: TableLayout, begin: TextFilePosition) -> AddressedRows:
@@ -254,6 +307,31 @@ def refuse_separator_line(header: list[str], where: str) -> None:
     if header == ["sep=", ""]:
         what = "its first line tells Excel what separates cells, and is no header"
         raise DataError(where, what, "remove that line: what separates cells is found in the header")
+
+
+def _refuse_missing_header(path: Path, name: str) -> None:
+    """Refuse a table whose first row has values where names should be; the error has the command that adds names."""
+    records = list[list[str]]()
+    is_quoted = has_quoted_cells(path, name)
+    with contextlib.suppress(DataError), open_table(path, name, is_quoted=is_quoted) as (_, found):
+        for _, cells in islice(found, _HEAD_ROWS):  # the reader says where one is malformed
+            records.append(cells)
+    for place, cell in enumerate(records[0] if len(records) > 1 else ()):
+        if why := _why_no_name(cell, {cells[place] for cells in records[1:]}):
+            names = ",".join(f"column{i}" for i in range(1, len(records[0]) + 1))
+            fix = f"with names of your own: {convert_command(path, '.csv', f'--header {names}')}"
+            raise DataError(name, f"has no header: {why}", fix)
+
+
+def _why_no_name(cell: str, values: Collection[str]) -> str:
+    """Return why a cell of the first line cannot be the name of the column that has these values; empty if it can."""
+    if re.fullmatch(r"-?\d+(\.\d+)?", cell.strip()):
+        return f"its first line has the number {cell!r} where a name should be"
+    if cell and cell in values:
+        return f"{cell!r} in its first line is a value of the same column, too"
+    if len(cell) > 60 or (len(cell.split()) > 3 and cell.strip()[-1] in ".?!"):
+        return f"its first line has the text {cell[:60]!r} where a name should be"
+    return ""
 
 
 class _Lines:
