@@ -39,8 +39,9 @@ from typing import Any, NamedTuple
 from ruamel.yaml import YAML
 
 from benchmarks.tables import environment, print_table
-from params.foundation.artifacts import STAGES, Artifacts
-from tasks.stages import run_stage
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
+from tasks.stage_run import run_stage
 from trainer.runtime import fork_server
 
 MONTHS, INTENTS = 12, 12

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from params.loading import recipe_name
 from tasks import commands
 from trainer.reporting import signs_of_life

@@ -20,7 +20,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import InputsChangedError, RecipeError
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 
 RECIPES = Path("recipes.yaml")  # the list of recipes, which dvc.yaml loads
 _HASHED_BYTES = 2**16

@@ -22,6 +22,7 @@ from params import DataError, EvergreenError, load
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.printable import discard_output_without_reader, make_stdout_printable
+from params.foundation.stages import PIPELINE
 from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.releases import commands as releases
 from tasks.scaffold import commands as scaffold
@@ -45,14 +46,6 @@ def recipe_argument(parser: Callable[[str], Any], meaning: str = "default, or pa
 
 
 RecipePath = Annotated[Path, recipe_argument(find_recipe)]
-_STAGES = {
-    "ingest": "Read the rows from their source and split them.",
-    "validate": "Check the rows, and set bad ones aside.",
-    "tokenize": "Turn the rows into sequences of tokens.",
-    "train": "Train the model, or continue an interrupted training.",
-    "evaluate": "Score the model, and decide whether it may be published.",
-    "publish": "Publish the model to the Hub if the evaluation allows it.",
-}
 
 
 @app.callback()
@@ -74,8 +67,8 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
 app.command()(scaffold.new)
 app.command()(scaffold.convert)
 app.command()(scaffold.remove)
-for _stage, _help in _STAGES.items():
-    app.command(_stage, help=_help)(_stage_command(_stage))
+for _stage in PIPELINE:
+    app.command(_stage.name, help=_stage.does)(_stage_command(_stage.name))
 
 
 @app.command()

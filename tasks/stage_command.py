@@ -33,7 +33,7 @@ def run_stage_as_command(stage: str, recipe: Path) -> None:
 
 
 def _run_stage(stage: str, recipe: Path) -> None:
-    from tasks import stages
+    from tasks import stage_run
     from tasks.report.timings import StageTiming, save_timing_drop_later_failures
 
     start = time.monotonic()
@@ -43,7 +43,7 @@ def _run_stage(stage: str, recipe: Path) -> None:
         with command_result.explain_keyboard_interrupt(
             f"{stage} has not ended\n  start again: the stages before it are kept"
         ):
-            report = stages.run_stage(stage, recipe)
+            report = stage_run.run_stage(stage, recipe)
         if stage == "evaluate":
             from tasks.training.stage import delete_recorded_run_folder  # not before `run` has read the stage's inputs
 

@@ -1,61 +1,22 @@
-"""The six stages by name, how to run one from a recipe file, and the reports and lines of logs that they leave.
-
-A stage's signature says which sections of the recipe it reads. dvc.yaml declares the same sections except `launch`; a
-contract test compares the two.
-"""
+"""What stages leave: their reports, and lines of logs that git keeps."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import pydantic
 
-from params import DataError, InputsChangedError, ModelError, Recipe, load
-from params.dvc_files import StageInputsSnapshot, check_recipe_matches_snapshot
+from params import ModelError
 from params.foundation import command_result
-from params.foundation.artifacts import Artifacts, translate_disk_errors, write_text_atomically
-from tasks.progress import end_process_if_idle
+from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.stages import stage_of_report
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
-
-FUNCTIONS = {
-    "ingest": "tasks.ingestion.stage:ingest",
-    "validate": "tasks.validation.stage:validate",
-    "tokenize": "tasks.tokenization.stage:tokenize",
-    "train": "tasks.training.stage:train",
-    "evaluate": "tasks.evaluation.stage:evaluate",
-    "publish": "tasks.publishing.stage:publish",
-}
-_NEEDED = {
-    "validate": {"raw": "ingest"},
-    "tokenize": {"rows": "validate"},
-    "train": {"tokens": "tokenize"},
-    "evaluate": {"rows": "validate", "tokens": "tokenize", "model": "train"},
-    "publish": {"raw": "ingest", "rows": "validate", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
-}
-"""The artifacts that a stage reads, and the stages that make them."""
-_SINGLE_KEYS = {
-    "metrics": "evaluation.metrics",
-    "suites": "evaluation.suites",
-    "repo_id": "publish.repo_id",
-    "endpoint": "publish.endpoint",
-    "start": "model.start",
-    "replay": "training.replay",
-    "tokenizer": "tokenization.tokenizer",
-}
-"""Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""
-_MADE_BY = {"details": "evaluate", "blessing": "evaluate"}
-"""The stages of the reports that are not named after their stage."""
-
 
 Number = Annotated[float, pydantic.BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a report that may be NaN, for which JSON has only null."""
@@ -77,77 +38,11 @@ class Report(pydantic.BaseModel):
 ReportT = TypeVar("ReportT", bound=Report)
 
 
-def import_stage_function(stage: str) -> Callable[..., Report]:
-    """Import the module of `stage` and return its function."""
-    module, name = FUNCTIONS[stage].split(":")
-    found: Callable[..., Report] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def sections_read_by_stage(stage: str) -> dict[str, str]:
-    """The recipe's section for each parameter of `stage`, from its signature; `section.key` where it reads a single key."""
-    names = inspect.signature(import_stage_function(stage)).parameters
-    return {name: _SINGLE_KEYS.get(name, name) for name in names if name not in {"artifacts", "inputs"}}
-
-
-def stage_arguments_from_recipe(stage: str, recipe: Recipe) -> dict[str, Any]:
-    """Return the arguments of `stage` beside its artifacts."""
-    return {name: attrgetter(section)(recipe) for name, section in sections_read_by_stage(stage).items()}
-
-
-def run_stage(stage: str, recipe_path: Path) -> Report:
-    """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root.
-
-    Raises:
-        DataError: an earlier stage has not run.
-        InputsChangedError: the recipe, the code or the data was edited while the stage ran, or since the model was trained.
-    """
-    artifacts = Artifacts(recipe_path.stem)
-    inputs = StageInputsSnapshot.read(stage, artifacts)  # before the recipe and the stage's code are read
-    recipe = load(recipe_path)
-    check_recipe_matches_snapshot(inputs)
-    for name, maker in _NEEDED.get(stage, {}).items():
-        folder: Path = getattr(artifacts, name)
-        if not folder.exists():
-            fix = f"run `evergreen {maker} {recipe_path}` first"
-            raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
-    if stage in ("evaluate", "publish"):  # refuse a model that other data, other code or another recipe trained
-        from trainer.job import Job
-
-        trained = json.loads(artifacts.report("train").read_text(encoding="utf-8"))["run"]
-        if trained not in {job.folder.name for job in Job.arms_of(recipe, artifacts)}:
-            what = f"the model is that of run {trained}, which had another recipe, other code or other data"
-            fix = f"run `evergreen train {recipe_path}`, or the whole flow"
-            raise InputsChangedError(str(artifacts.report("train")), what, fix)
-    with end_process_if_idle(stage, idle_limit_s(stage, recipe)), translate_disk_errors(artifacts.run):
-        if recipe.launch.data_cluster:  # its workers have other working directories
-            artifacts = Artifacts(artifacts.recipe, Path.cwd())
-        report = call_stage_function(stage, artifacts, recipe, inputs)
-    inputs.check()
-    return report
-
-
-def call_stage_function(
-    stage: str, artifacts: Artifacts, recipe: Recipe, inputs: StageInputsSnapshot | None = None
-) -> Report:
-    """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
-    function, more = import_stage_function(stage), {}
-    if "inputs" in inspect.signature(function).parameters:
-        more["inputs"] = inputs or StageInputsSnapshot.read(stage, artifacts)
-    return function(artifacts, **stage_arguments_from_recipe(stage, recipe), **more)
-
-
 def log_reasons(own: logging.Logger, stage: str, verdict: str, reasons: Iterable[str]) -> None:
     """Say to the stage's own logger why a model is published or not. The flow says it at its end: of a stage that it has started, only the log has it."""
     level = logging.DEBUG if command_result.has_starter() else logging.INFO
     for reason in reasons:
         own.log(level, "%s: %s: %s", stage, verdict, reason)
-
-
-def idle_limit_s(stage: str, recipe: Recipe) -> float:
-    """Return how long a stage may make no progress; waits with a limit of their own come on top."""
-    own = {"train": recipe.launch.stall_timeout_s, "publish": recipe.publish.timeout_s}
-    return recipe.launch.stage_timeout_s + own.get(stage, 0.0)
 
 
 def save_report(report: Report, path: Path) -> None:
@@ -161,7 +56,7 @@ def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
     Raises:
         ModelError: the file is missing or damaged, or another version of Evergreen wrote it.
     """
-    path, stage = artifacts.report(kind.saved_as), _MADE_BY.get(kind.saved_as, kind.saved_as)
+    path, stage = artifacts.report(kind.saved_as), stage_of_report(kind.saved_as).name
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from flows.dvc_project.remote import DvcRemote
 from flows.dvc_project.stage import run_action_for_exit_status
 from flows.dvc_project.update import find_import_stages_to_refresh
 from params import RemoteRefusedError
-from params.foundation.artifacts import STAGES
+from params.foundation.stages import STAGES
 from trainer.runtime.memory import reduce_garbage_collection
 
 

@@ -26,7 +26,8 @@ from flows.dvc_project import lock_file, update
 from flows.dvc_project.remote import read_default_remote_name, require_default_remote_folder
 from flows.record.git_branch import BranchMovedError, RemoteGitBranch
 from params import EvergreenError, RecipeError, StorageError, TransientError
-from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
+from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.report.timings import read_timings

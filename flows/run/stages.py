@@ -1,7 +1,7 @@
 """Bring one stage up to date through DVC, in a process that ends with the flow.
 
 A stage that takes ten times as long as the longest of its past runs is ended. It reports progress and gets nowhere, such as a source
-whose last page never comes; one that makes no progress is ended earlier, by tasks.stages.
+whose last page never comes; one that makes no progress is ended earlier, by tasks.stage_run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tasks.history.run_log import RunEntry, read_runs
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import format_duration
-from tasks.stages import idle_limit_s, read_report
+from tasks.stage_run import idle_limit_s
+from tasks.stages import read_report
 from trainer.reporting import signs_of_life
 
 if TYPE_CHECKING:

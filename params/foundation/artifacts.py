@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from params.foundation.errors import EvergreenError, StorageError
+from params.foundation.stages import stage_of_report
 
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
@@ -31,7 +32,6 @@ TIMES = "evergreen.times"
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 KEPT_FOLDER: Final = "EVERGREEN_KEPT_FOLDER"
 """Environment variable with the folder of `Artifacts.kept`, which the flow sets for the stages of a recorded run."""
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 
 @dataclass(frozen=True)
@@ -148,16 +148,7 @@ class Artifacts:
 
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""
-        return {
-            "ingest": self.raw / "source.json",
-            "validate": self.validated / "validation.json",
-            "tokenize": self.tokens / "statistics.json",
-            "train": self.history / "training.json",
-            "evaluate": self.evaluation / "metrics.json",
-            "details": self.evaluation / "details.json",
-            "blessing": self.blessing,
-            "publish": self.receipt,
-        }[name]
+        return self.run / stage_of_report(name).reports[name]
 
 
 def fix_missing_model(path: str, root: Path = Path()) -> str | None:

@@ -23,13 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import InterruptedTrainingError, Recipe, load
-from params.foundation.artifacts import CORPUS, SPLITS, STAGES, Artifacts
+from params.foundation.artifacts import CORPUS, SPLITS, Artifacts
+from params.foundation.stages import STAGES, UP_TO_TRAIN
 from params.resolve import write_complete_recipe
-from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.diagnostics.few_rows import RehearsalRows, deal_rows, open_sources, read_split
 from tasks.hub_client.connection import LOCAL
 from tasks.report.formatting import format_duration
+from tasks.stage_run import call_stage_function
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.processes import trainings_are_forked
@@ -58,7 +59,6 @@ _ADVICE: Final = (
     "other programs use this machine: OMP_WAIT_POLICY=passive can make the training twice as fast beside them"
 )
 _CLOCK: Final = "clock.json"
-_UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
 
 class _Pass(NamedTuple):
@@ -157,7 +157,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
     artifacts, seconds = Artifacts("rehearsal", root), {}
     clock = {"path": str(root / _CLOCK), "evaluates_first": to_release}
     small = _small(recipe, root, list(rows), steps, clock)
-    for stage in STAGES if to_release else _UP_TO_TRAIN:
+    for stage in STAGES if to_release else UP_TO_TRAIN:
         if stage == "train":  # packing may leave too few sequences for a global batch
             sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
             processes, size = recipe.launch.num_processes, recipe.training.global_batch_size
@@ -172,7 +172,7 @@ def _run(what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *,
             supervise_training(job, partial(prepare_resume, job.folder, job.identity, small.training.resume))
         else:
             with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
-                stages.call_stage_function(stage, artifacts, small)
+                call_stage_function(stage, artifacts, small)
         seconds[stage] = time.monotonic() - start
     return _Pass(
         rows=sum(len(own) for name, own in rows.items() if name != CORPUS),
@@ -240,7 +240,7 @@ def _estimate(
     evaluations = 1 + math.ceil(steps / interval_steps(training.eval_steps, steps))
     models = 1 + recipe.evaluation.compare_untrained + has_champion
     more_rows = max(0.0, sum(total.values()) / usual.rows - 1)  # the first pass also imports what a stage needs
-    seconds = {stage: hardest.seconds[stage] + usual.seconds[stage] * more_rows for stage in _UP_TO_TRAIN[:-1]}
+    seconds = {stage: hardest.seconds[stage] + usual.seconds[stage] * more_rows for stage in UP_TO_TRAIN[:-1]}
     start_s = usual.seconds["train"] - sum(clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed

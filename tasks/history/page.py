@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
+from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.stages import STAGES
 from tasks.history import cells
 from tasks.history.metric_chart import axis_range, draw_metric_history, runs_with_deciding_metric
 from tasks.history.recipe_history import RecipeHistory

@@ -10,6 +10,7 @@ from typing import Any, Final
 from params import RecipeError, load
 from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
+from params.foundation.stages import UP_TO_TRAIN
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
 from tasks.evaluation.report import EvaluationReport
@@ -23,8 +24,6 @@ FILE: Final = PROVENANCE
 MAX_BYTES: Final = 4 << 20
 """Most bytes of such a file: dvc.lock's entries and the recipe take some kilobytes."""
 SCHEMA: Final = 1
-REBUILT: Final = ("ingest", "validate", "tokenize", "train")
-"""The stages that decide the weights."""
 
 _PASSWORD = re.compile(r"[A-Za-z][\w+.-]*://[^\s/:@\"']*:(?!\$\{\w+\}@)[^\s/@\"']+@")
 """A password in a URL, unless it is the placeholder of an environment variable."""
@@ -76,7 +75,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
             "split": recipe.data.split.by,
         },
         "dvc_lock": _dvc_lock(artifacts),
-        "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
+        "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in UP_TO_TRAIN],
         "adapter": adapter,
         "weights": files_in_release_form(adapter, weight_file_hashes(artifacts.model)),
     }
@@ -85,7 +84,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
 def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
     """The entries of dvc.lock for the stages that decide the weights; None if DVC did not run these very stages."""
     recorded, run = read_dvc_lock_stages(artifacts.root), f"runs/{artifacts.recipe}"
-    stages = {f"{name}@{artifacts.recipe}": recorded.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
+    stages = {f"{name}@{artifacts.recipe}": recorded.get(f"{name}@{artifacts.recipe}") for name in UP_TO_TRAIN}
     if not all(stages.values()) or not is_training_recorded(artifacts):
         return None
 

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from params import HubRefusedError, ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
+from params.foundation.stages import UP_TO_TRAIN
 from tasks.digests import WEIGHTS, files_in_release_form, weight_file_hashes, weights_digest
 from tasks.hub_client.connection import LOCAL, LOCAL_FOLDER, open_repository
-from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
+from tasks.publishing.provenance import FILE, MAX_BYTES
 from tasks.releases.clone import (
     ProjectClone,
     ProvenanceRecord,
@@ -113,7 +114,7 @@ def _make_again(root: Path, release: ReproducibleRelease, *, keep: bool, trusted
         restore_or_link_models(clone, release)
         _pin_recorded_start(clone, made, release)
         restore_or_ingest_rows(clone, made, release)
-        for stage in REBUILT[1:]:
+        for stage in UP_TO_TRAIN[1:]:
             clone.stage(stage, recipe.name)
         rebuilt = files_in_release_form(record.adapter, weight_file_hashes(made.model))
         run = json.loads(made.report("train").read_bytes())["run"]  # the code of another commit wrote the rest

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from params.foundation.artifacts import SPLITS, STAGES, Artifacts, write_text_atomically
+from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
+from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.report import sections

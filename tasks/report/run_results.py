@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from params import EvergreenError, ModelError, Recipe, load
 from params.dvc_files import read_dvc_lock_stages
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.evaluation import report
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pydantic
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.stages import Report, save_report
 
 

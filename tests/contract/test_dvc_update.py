@@ -23,7 +23,8 @@ from flows.dvc_project.stage import run_action_for_exit_status
 from flows.run import unwatched_sources
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation import command_result
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tests.support import tiny
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.history.run_log import read_runs
 from tests.support.project import Project, ServedProject, stages_of, wait_for
 

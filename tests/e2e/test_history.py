@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support.project import Project, wait_for, write_sentences
 

@@ -22,6 +22,7 @@ import httpx
 import psutil
 from ruamel.yaml import YAML
 
+from params.foundation.stages import STAGES
 from tests.support import forked, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,6 @@ FILES = (
     ".dvc/.gitignore",
 )
 FILES += ("runs/.gitignore", "pyproject.toml")
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 TINY = """\
 seed: 3

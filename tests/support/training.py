@@ -14,7 +14,7 @@ import pytest
 
 from params import KilledError, PreemptedError, Recipe
 from params.foundation.artifacts import Artifacts
-from tasks.stages import stage_arguments_from_recipe
+from tasks.stage_run import stage_arguments_from_recipe
 from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise_training

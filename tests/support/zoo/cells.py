@@ -129,7 +129,7 @@ def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
 
 def train_in_process(artifacts: Artifacts, recipe: Any) -> None:
     """The train stage, whose only rank is this process."""
-    from tasks.stages import stage_arguments_from_recipe
+    from tasks.stage_run import stage_arguments_from_recipe
     from tasks.training import stage
     from trainer import worker
     from trainer.runtime.heartbeat import Heartbeat

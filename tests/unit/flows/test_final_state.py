@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import StateType
 
 from flows.run.final_state import SUCCESSES, final_state, format_run_summary, gate_refused_state, name_and_message
 from params import GateRefusedError
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.publishing import hub_changes
 from tests.unit.tasks.report import example
 

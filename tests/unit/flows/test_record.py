@@ -23,7 +23,8 @@ from flows.record.kept_folder import keep_outside_of_clone, repository_of_addres
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
 from flows.run.kept_reports import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, StorageError, TransientError
-from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts, write_text_atomically
+from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import RunEntry, append_run, read_runs
 from tasks.hub_client.receipt import Receipt
@@ -393,7 +394,8 @@ class TestMerge:
         code = """
 import logging, sys, time
 from flows.record.recording import RecordTarget, record_run_on_branch
-from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts, write_text_atomically
+from params.foundation.stages import STAGES
 logging.basicConfig(level="INFO", stream=sys.stdout)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)

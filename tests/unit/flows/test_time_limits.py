@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 from flows.run.stages import StageTimeLimit, time_limit_from_past_runs, what_changed
 from params import TransientError
 from params.dvc_files import StageInputsSnapshot, _dvc_hash
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.history.run_log import RunEntry, StageRun, append_run
 from tasks.ingestion.report import IngestReport
 from tasks.stages import save_report

@@ -13,7 +13,7 @@ import typer
 
 from flows import cli as flows_cli
 from params import StorageError
-from params.foundation.artifacts import STAGES
+from params.foundation.stages import STAGES
 from tasks import commands as tasks_cli
 from tasks.commands import main
 from tests.support import tiny

@@ -9,8 +9,9 @@ from typing import NoReturn
 import pytest
 
 from params import DataError, EvergreenError, ModelError, TransientError
-from params.foundation.artifacts import STAGES, Artifacts
-from tasks import stages
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
+from tasks import stage_run
 from tasks.evaluation.report import Blessing
 from tasks.stage_command import _report_lines, run_stage_as_command
 from tasks.stages import read_report, save_report
@@ -64,7 +65,7 @@ def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_returns_its_report_type(stage: str) -> None:
-    function = stages.import_stage_function(stage)
+    function = stage_run.import_stage_function(stage)
     report = function.__globals__[function.__annotations__["return"]]
     assert report.saved_as == stage
 
@@ -77,7 +78,7 @@ def test_stage_that_fails_leaves_a_page(kind: type[EvergreenError], tmp_path, mo
         raise kind("the Hub", "does not answer", "start the run again")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "run_stage", fail)
+    monkeypatch.setattr(stage_run, "run_stage", fail)
     with pytest.raises(kind):
         run_stage_as_command("evaluate", Path("params/tiny.yaml"))
     assert "does not answer" in Path("runs/tiny/report.html").read_text()

@@ -28,7 +28,8 @@ from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import _gate_problems, check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
-from tasks.stages import run_stage, save_report
+from tasks.stage_run import run_stage
+from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from params import DataError, load
-from params.foundation.artifacts import SPLITS, STAGES, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
+from params.foundation.stages import STAGES
 from tasks.commands import main
 from tasks.diagnostics.trace import _loss_lines, _shortened, trace_sections
 from tasks.shards.split_rows import SplitRows
-from tasks.stages import run_stage
+from tasks.stage_run import run_stage
 from tasks.tokenization.stage import tokenize
 from tests.support import forked, tiny
 from tests.support.project import ROOT

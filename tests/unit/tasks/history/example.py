@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.history.run_log import DecidingMetric, RunEntry, RunErrorRecord, StageRun
 from tasks.history.run_record import _KILLED
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from params import DataError, ModelError, TransientError
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.history.run_log import RunEntry, append_run, read_runs
 from tasks.history.run_record import RunRecorder
 from tests.support import tiny

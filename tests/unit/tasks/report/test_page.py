@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import Artifacts
+from params.foundation.stages import STAGES
 from tasks.report.formatting import MINUS, MISSING
 from tasks.report.page import render_report_page, write_run_report_page
 from tasks.report.sections import draw_card_charts

@@ -19,9 +19,9 @@ from params import DataError, KilledError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
-from tasks import stages
 from tasks.shards import executor
 from tasks.shards.kept_work import ShardWorkers
+from tasks.stage_run import run_stage
 from tasks.validation import by_key
 from tests.support import forked, tiny
 from tests.support.project import ROOT, free_port
@@ -175,7 +175,7 @@ def data_stages(launch: dict[str, Any]) -> dict[str, str]:
     changes = {"launch": {"micro_batch_size": 1, **launch}, "validation.expectations": [unique]}
     path = tiny.write(Path("params/rows.yaml"), tiny.recipe({**changes, "validation.max_quarantined": 0.5}))
     for stage in ("ingest", "validate", "tokenize"):
-        stages.run_stage(stage, path)
+        run_stage(stage, path)
     files = (file for file in Path("runs/rows").rglob("*") if file.is_file())
     return {str(file): file_sha256(file) for file in sorted(files)}
 

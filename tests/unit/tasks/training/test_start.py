@@ -18,7 +18,8 @@ from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm, Lora, Model, Replay
 from params.sections.rows import TrainTokenizer
 from tasks.publishing.assembly import copy_model_for_release
-from tasks.stages import read_report, stage_arguments_from_recipe
+from tasks.stage_run import stage_arguments_from_recipe
+from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tasks.training.report import TrainingReport

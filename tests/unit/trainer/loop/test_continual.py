@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from params import RecipeError
 from params.foundation.artifacts import Artifacts
-from tasks.stages import stage_arguments_from_recipe
+from tasks.stage_run import stage_arguments_from_recipe
 from tasks.tokenization.stage import tokenize
 from tasks.training.stage import train
 from tests.support import in_process, releases, tiny, tiny_releases
