@@ -137,28 +137,16 @@ def _texts(endings: Endings, form: re.Pattern[str]) -> Iterator[str]:
 
 def _contents(common: Path, endings: Endings) -> Iterator[tuple[str, bytes]]:
     """Yield where a file is, or nothing for a file whose name git does not know, and its content."""
-    linked = sorted(path for path in common.glob("worktrees/*") if path.is_dir())
-    folders = {Path(os.fsdecode(_git("rev-parse", "--show-toplevel").removesuffix(b"\n"))), *_main_worktree(common)}
-    for place in common.glob("worktrees/*/gitdir"):
-        folders.add(Path(place.parent, os.fsdecode(place.read_bytes().removesuffix(b"\n"))).parent)
-    for folder in sorted(folders):
+    for folder in sorted(_worktree_folders(common)):
         yield from _files(folder, endings)
-    tips, stashes, blobs = set(), _named(common), set()
+    linked = sorted(path for path in common.glob("worktrees/*") if path.is_dir())
+    tips, stashes, blobs = set[bytes](), _named(common), set[bytes]()
     for repository in (common, *linked):
-        git = f"--git-dir={repository}"
-        if (repository / "index").exists():  # also of a worktree whose folder is not there
-            command = ("ls-files", "--stage", "-z", "--full-name", "--no-recurse-submodules")
-            blobs |= _listed(_git(git, "--work-tree=.", *command), endings)
-        references = _run(git, "show-ref", "--head")
-        if references.returncode > 1 or b"broken" in references.stderr:  # 1: there is none
-            raise _unknown(references.stderr)
-        for tip, name in (line.split(b" ", 1) for line in references.stdout.splitlines()):
-            tips.add(tip)
-            if name.startswith(_STASHES):
-                stashes |= {tip, *_git(git, "rev-list", "--walk-reflogs", os.fsdecode(name)).split()}
-    # The other parents of a stash are its index, and the files that git did not know.
-    with_parents = _git("rev-list", "--no-walk", "--parents", "--stdin", given=b"\n".join(stashes)) if stashes else b""
-    tips |= stashes | {parent for line in with_parents.splitlines() for parent in line.split()[2:]}
+        blobs |= _blobs_of_index(repository, endings)
+        referenced, stashed = _tips_and_stashes(repository)
+        tips |= referenced
+        stashes |= stashed
+    tips |= stashes | _other_parents(stashes)
     for name, kind in _objects(tips, b"^{}"):
         if kind == b"blob":
             yield "", _git("cat-file", "blob", name.decode())
@@ -168,6 +156,44 @@ def _contents(common: Path, endings: Endings) -> Iterator[tuple[str, bytes]]:
             raise _unknown(name + b": " + kind)
     for blob in sorted(blobs):
         yield f"git's object {blob.decode()}", _git("cat-file", "blob", blob.decode())
+
+
+def _worktree_folders(common: Path) -> set[Path]:
+    """Return the folders of all worktrees, also of those that are not there any more."""
+    folders = {Path(os.fsdecode(_git("rev-parse", "--show-toplevel").removesuffix(b"\n"))), *_main_worktree(common)}
+    for place in common.glob("worktrees/*/gitdir"):
+        folders.add(Path(place.parent, os.fsdecode(place.read_bytes().removesuffix(b"\n"))).parent)
+    return folders
+
+
+def _blobs_of_index(repository: Path, endings: Endings) -> set[bytes]:
+    if not (repository / "index").exists():  # it does also for a worktree whose folder is not there
+        return set()
+    command = ("ls-files", "--stage", "-z", "--full-name", "--no-recurse-submodules")
+    return _listed(_git(f"--git-dir={repository}", "--work-tree=.", *command), endings)
+
+
+def _tips_and_stashes(repository: Path) -> tuple[set[bytes], set[bytes]]:
+    """Return what the references of a repository name, and the stashes of those that hold some."""
+    git = f"--git-dir={repository}"
+    references = _run(git, "show-ref", "--head")
+    if references.returncode > 1 or b"broken" in references.stderr:  # 1: there is none
+        raise _unknown(references.stderr)
+    tips, stashes = set(), set()
+    for line in references.stdout.splitlines():
+        tip, name = line.split(b" ", 1)
+        tips.add(tip)
+        if name.startswith(_STASHES):
+            stashes |= {tip, *_git(git, "rev-list", "--walk-reflogs", os.fsdecode(name)).split()}
+    return tips, stashes
+
+
+def _other_parents(stashes: Collection[bytes]) -> set[bytes]:
+    """Return the parents of stashes but the first: the index, and the files that git did not know."""
+    if not stashes:
+        return set()
+    with_parents = _git("rev-list", "--no-walk", "--parents", "--stdin", given=b"\n".join(stashes))
+    return {parent for line in with_parents.splitlines() for parent in line.split()[2:]}
 
 
 def _main_worktree(common: Path) -> Iterator[Path]:

@@ -70,14 +70,11 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     """Restore the outputs of a stage, and return True; if it must run, restore what it reads."""
-    from dvc.dvcfile import PROJECT_FILE
-
     ran: set[str] = set()
     while True:
         (stage,) = repo.stage.collect(name)
         recorded = _Recorded(repo, remote)
-        can_restore = not force and not stage.changed_stage() and all(recorded.has(dep) for dep in stage.deps)
-        if can_restore and all(out.use_cache or not out.workspace_status() for out in stage.outs):
+        if not force and _has_same_work(stage, recorded):
             if not recorded.restore(stage.outs):
                 return True
             print(f"{name}: {remote} lacks its outputs, so that it runs again", flush=True)
@@ -85,9 +82,7 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
         if not lost:
             break
         for earlier, out in lost.items():
-            is_of_project = Path(out.stage.path) == Path(repo.root_dir, PROJECT_FILE)
-            if not out.stage.cmd or not is_of_project:  # a dvc.yaml that came with data may have any command
-                raise DataError(str(out), f"is neither here nor on {remote}", f"`dvc push {out}` where it is")
+            _refuse_stage_of_others(repo, remote, out)
             print(f"{name}: {remote} lacks {out}, so that {earlier} runs again", flush=True)
             restore_or_run(repo, earlier, force=False)
             ran.add(earlier)
@@ -97,6 +92,22 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
         except (RemoteRefusedError, TransientError) as error:
             print(f"{name}: runs without asking whether another worker has done it: {error}", flush=True)
     return False
+
+
+def _has_same_work(stage: Any, recorded: _Recorded) -> bool:
+    """Whether dvc.lock records a stage with the command and the inputs of now; an output that DVC does not keep must be here."""
+    if stage.changed_stage() or not all(recorded.has(dep) for dep in stage.deps):
+        return False
+    return all(out.use_cache or not out.workspace_status() for out in stage.outs)
+
+
+def _refuse_stage_of_others(repo: Any, remote: DvcRemote, out: Any) -> None:
+    """Fail if no stage of the project makes an output: a dvc.yaml that came with data may have any command."""
+    from dvc.dvcfile import PROJECT_FILE
+
+    is_of_project = Path(out.stage.path) == Path(repo.root_dir, PROJECT_FILE)
+    if not out.stage.cmd or not is_of_project:
+        raise DataError(str(out), f"is neither here nor on {remote}", f"`dvc push {out}` where it is")
 
 
 @dataclass(frozen=True)
@@ -138,8 +149,7 @@ class _Recorded:
             out = self._output(item)
             if not out or not out.use_cache or not out.hash_info:
                 continue
-            expected = self._hash(out, item.fs_path)
-            if expected and item.exists and item.get_hash() == expected:
+            if self._is_restored(out, item):
                 continue
             if not out.stage.cmd and self.remote.fetch(self._not_kept(item)):
                 what = "has changes that DVC does not have, and would be replaced by what its .dvc file names"
@@ -154,6 +164,11 @@ class _Recorded:
             if "failed" in out.stage.checkout(filter_info=path, force=True):
                 raise DataError(path, "cannot be restored from DVC's cache", f"`dvc checkout {path}` says why")
         return lost
+
+    def _is_restored(self, out: Any, item: Any) -> bool:
+        """Whether an item is what is recorded at its place in an output."""
+        expected = self._hash(out, item.fs_path)
+        return bool(expected and item.exists and item.get_hash() == expected)
 
     def _output(self, item: Any) -> Any:
         """The output that an item is, or lies in; None if no stage makes it."""

@@ -102,11 +102,10 @@ def main(name: str, *options: str) -> int:
     stage, _, recipe = name.partition("@")
     artifacts = Artifacts(recipe)
     _draw_no_bars()
-    for library in ("dvc", "dvc_objects", "dvc_data"):
-        logger = logging.getLogger(library)
-        logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
+    _keep_only_warnings_on_terminal()
     logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
-    with log.libraries_print_nothing(), log.log_to_file(path := artifacts.stage_log(stage)):
+    stage_log = artifacts.stage_log(stage)
+    with log.libraries_print_nothing(), log.log_to_file(stage_log):
         try:
             # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
             # 3 s would fail with its outputs uncommitted.
@@ -127,12 +126,25 @@ def main(name: str, *options: str) -> int:
     if isinstance(cause, StageCmdFailedError):
         status = parse_exit_status(cause)
         return 128 - status if status < 0 else status
-    if isinstance(cause, EvergreenError):
-        found = (as_storage_error(logged.error, _CACHE) if logged.error else None) or cause
+    return _report_failure_of_dvc(name, cause, logged.error, stage_log)
+
+
+def _report_failure_of_dvc(name: str, cause: BaseException, of_disk: OSError | None, stage_log: Path) -> int:
+    """Report why DVC failed, which an error of the disk before it may explain, and return the exit status."""
+    if not isinstance(cause, EvergreenError):
+        found = to_evergreen_error(name, of_disk or cause, f"see {stage_log}")
+    elif of_disk:
+        found = as_storage_error(of_disk, _CACHE) or cause
     else:
-        found = to_evergreen_error(name, logged.error or cause, f"see {path}")
+        found = cause
     command_result.report_to_starter(found)
     return found.exit_code
+
+
+def _keep_only_warnings_on_terminal() -> None:
+    for library in ("dvc", "dvc_objects", "dvc_data"):
+        logger = logging.getLogger(library)
+        logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
 
 
 def _draw_no_bars() -> None:

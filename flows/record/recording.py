@@ -192,13 +192,9 @@ class _Recorder:
             if failure := self.sending_error if _LOCK in files else None:
                 files = {path: content for path, content in files.items() if path in logs}
             if files:
-                files |= {str(self.artifacts.recorded_page): page} if page else {}
+                files |= page
                 commit = self.branch.commit(head, files, message)
-                try:
-                    self.branch.push(commit)
-                except BranchMovedError as error:
-                    self.log.info("%s has moved meanwhile: %s", self.branch, error)
-                    time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
+                if not self.takes(commit, attempt):
                     continue
             self.forget_recorded_lines(logs)
             if self.is_in(self.state(_read, where=_LOCK), commit):
@@ -209,6 +205,16 @@ class _Recorder:
             return commit if files and page else None
         what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
         raise TransientError(str(self.branch), what, "run it again when fewer workers push to it: the work is kept")
+
+    def takes(self, commit: str, attempt: int) -> bool:
+        """Push a commit, and return whether the branch has it; if it has moved meanwhile, wait for a moment."""
+        try:
+            self.branch.push(commit)
+        except BranchMovedError as error:
+            self.log.info("%s has moved meanwhile: %s", self.branch, error)
+            time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
+            return False
+        return True
 
     @cached_property
     def sending_error(self) -> EvergreenError | None:
@@ -252,18 +258,29 @@ class _Recorder:
 
     def new_files(self, logs: Mapping[str, bytes], head: str) -> dict[str, bytes]:
         """Return the files of the project that the commit `head` lacks, with their content there to be."""
-        branch = self.branch
-        files = {path: _merge_lines(branch.read(head, path) or b"", lines) for path, lines in logs.items()}
+        files = {path: _merge_lines(self.branch.read(head, path) or b"", lines) for path, lines in logs.items()}
         ours = self.state(_read, where=_LOCK)
-        if ours[_LOCK] and not any(self.is_in(ours, commit) for commit in branch.known(head)):
-            theirs = (branch.read(head, _LOCK) or b"").decode()
-            text = lock_file.with_recipe_stages(theirs, ours.pop(_LOCK), self.artifacts.recipe, where=str(branch))
-            files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
-            for path in filter(files.__contains__, self.paths):
-                edited = branch.read(head, path)  # somebody may import from elsewhere now
-                if path.endswith(".dvc") and edited and not update.is_same_import_source(files[path], edited):
-                    del files[path]
-        return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
+        if ours[_LOCK] and not any(self.is_in(ours, commit) for commit in self.branch.known(head)):
+            files |= self.files_of_state(ours, head)
+        return {path: content for path, content in files.items() if content and content != self.branch.read(head, path)}
+
+    def files_of_state(self, ours: Mapping[str, Any], head: str) -> dict[str, bytes]:
+        """Return dvc.lock as it is in `head`, but with the recipe's stages of here, and the files beside it."""
+        theirs = (self.branch.read(head, _LOCK) or b"").decode()
+        text = lock_file.with_recipe_stages(theirs, ours[_LOCK], self.artifacts.recipe, where=str(self.branch))
+        files = {_LOCK: text.encode()}
+        for path in self.paths:
+            content = ours[path]
+            if content is not None and not self.imports_from_elsewhere(path, content, head):
+                files[path] = content
+        return files
+
+    def imports_from_elsewhere(self, path: str, content: bytes, head: str) -> bool:
+        """Whether a .dvc file has another source in `head`, as somebody who has edited it there since wants."""
+        if not path.endswith(".dvc"):
+            return False
+        edited = self.branch.read(head, path)
+        return bool(edited and not update.is_same_import_source(content, edited))
 
     def is_in(self, ours: Mapping[str, Any], commit: str) -> bool:
         """Whether a commit has our state; a file that does not exist locally does not count."""
@@ -276,15 +293,16 @@ class _Recorder:
         return {_LOCK: recorded, **{path: read(path) for path in self.paths}}
 
 
-def _render_report(artifacts: Artifacts) -> bytes | None:
-    """Return the run's report without rows of the data, which nobody could take out of git again; None if it has none."""
+def _render_report(artifacts: Artifacts) -> dict[str, bytes]:
+    """Return the run's report, by its path, without rows of the data, which nobody could take out of git again; empty if it has none."""
     if not artifacts.page.exists():  # no stage has ended here
-        return None
+        return {}
     from tasks.report.page import render_report_page
 
     with contextlib.suppress(EvergreenError, OSError):
-        return render_report_page(artifacts, timings=read_timings(artifacts), quote_rows=False).encode()
-    return None
+        page = render_report_page(artifacts, timings=read_timings(artifacts), quote_rows=False)
+        return {str(artifacts.recorded_page): page.encode()}
+    return {}
 
 
 def _merge_lines(theirs: bytes, ours: bytes) -> bytes:

@@ -86,22 +86,7 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
     lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
     lines += [metrics_markdown_table(read_report(artifacts, EvaluationReport)), ""]
     if "publish" in outcomes:
-        receipt = read_report(artifacts, Receipt)
-        is_local = receipt.endpoint == connection.LOCAL
-        status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)
-        if outcomes["publish"] == "unchanged":
-            lines.append("nothing has changed since the last run, which ended with")
-        lines.append(
-            f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_or_pull_request_url(receipt)}"
-        )
-        lines += [f"  {reason}" for reason in receipt.reasons]
-        if receipt.commit:
-            lines.append(f"revision: {receipt.commit}{f' ({receipt.tag})' if receipt.tag else ''}")
-        if outcomes["publish"] == "unchanged" and (now := _published_since(artifacts)):
-            lines.append(now)
-        if is_local:
-            lines.append("to browse it: evergreen hub")
-        lines.append(f"receipt: {artifacts.receipt}")
+        lines += _release_lines(artifacts, is_unchanged=outcomes["publish"] == "unchanged")
     else:
         blessing = read_report(artifacts, Blessing)
         lines += [f"the gate says {blessing.verdict}", *(f"  {reason}" for reason in blessing.reasons)]
@@ -112,6 +97,24 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
     if artifacts.page.exists():  # another worker may have written it
         lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)
+
+
+def _release_lines(artifacts: Artifacts, *, is_unchanged: bool) -> Iterator[str]:
+    """Yield what became of the release, where it is and why."""
+    receipt = read_report(artifacts, Receipt)
+    is_local = receipt.endpoint == connection.LOCAL
+    status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)
+    if is_unchanged:
+        yield "nothing has changed since the last run, which ended with"
+    yield f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_or_pull_request_url(receipt)}"
+    yield from (f"  {reason}" for reason in receipt.reasons)
+    if receipt.commit:
+        yield f"revision: {receipt.commit}{f' ({receipt.tag})' if receipt.tag else ''}"
+    if is_unchanged and (now := _published_since(artifacts)):
+        yield now
+    if is_local:
+        yield "to browse it: evergreen hub"
+    yield f"receipt: {artifacts.receipt}"
 
 
 def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt | None = None) -> list[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.runtime import deployment
 
 from flows.child_process import Logger
@@ -36,6 +36,7 @@ _BY_TYPE: Final[dict[StateType, Outcome]] = {
     StateType.CRASHED: "crashed",
     StateType.CANCELLED: "cancelled",
 }
+_WITH_ERROR: Final[set[Outcome]] = {"failed", "crashed", "budget spent"}
 
 
 def log_runs_without_entry(artifacts: Artifacts, log: Logger) -> None:
@@ -62,22 +63,18 @@ def _entry(artifacts: Artifacts, run: FlowRun) -> RunEntry | None:
     if state is None or started is None:
         return None
     text = without_secrets(state.message or "")[:_MAX_TEXT]
-    kind = re.search(r"\b(\w+Error)\b", text)
-    outcome = _BY_STATE.get(state.name or "") or _BY_TYPE.get(state.type)
-    if state.name == final_state.NOT_RECORDED:  # its message begins with the name that the state would have had
-        name = text.partition(",")[0]
-        outcome = None if name == final_state.NOTHING_NEW else _BY_STATE.get(name, "evaluated")
-    has_error = outcome in {"failed", "crashed"}
-    if outcome == "failed" and kind and kind[1] == BudgetSpentError.__name__:
-        outcome = "budget spent"
+    named = re.search(r"\b(\w+Error)\b", text)
+    error_type = named[1] if named else "UnknownError"
+    outcome = _outcome(state, text, error_type)
     if outcome is None:
         return None
     error = RunErrorRecord(
-        type=kind[1] if kind else "UnknownError",
+        type=error_type,
         where="Prefect's server",
         what=text or "says no reason",
         fix="see the log of the run on the server's page; the next run continues",
     )
+    has_error = outcome in _WITH_ERROR
     entry = RunEntry(
         run_id=str(run.id),
         recipe=artifacts.recipe,
@@ -89,3 +86,14 @@ def _entry(artifacts: Artifacts, run: FlowRun) -> RunEntry | None:
         is_from_server=True,
     )
     return entry.model_copy(update={"cost": cost_of_run(entry, read_recipe_or_none(artifacts))})
+
+
+def _outcome(state: State[Any], text: str, error_type: str) -> Outcome | None:
+    """Return how a run ended, by its state and the message of that; None if it had nothing to do."""
+    if state.name == final_state.NOT_RECORDED:
+        name = text.partition(",")[0]  # that the state would have had
+        return None if name == final_state.NOTHING_NEW else _BY_STATE.get(name, "evaluated")
+    outcome = _BY_STATE.get(state.name or "") or _BY_TYPE.get(state.type)
+    if outcome == "failed" and error_type == BudgetSpentError.__name__:
+        return "budget spent"
+    return outcome

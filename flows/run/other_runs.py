@@ -6,17 +6,18 @@ another one, heartbeats do: a process that sends them after its run was marked a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.runtime import deployment
@@ -47,17 +48,11 @@ def read_ended_runs(
     own = client.read_deployment(UUID(deployment.id))
     of_flow = filters.FlowFilter(id=filters.FlowFilterId(any_=[own.flow_id]))
     deployments = list(read_pages(partial(client.read_deployments, flow_filter=of_flow)))
-    place = own.path, own.entrypoint, own.pull_steps  # that of another project on this server is another one
-    names = read_prefect_yaml_names(Path())
-    strange = [
-        one for one in deployments if (one.path, one.entrypoint, one.pull_steps) != place and one.name not in names
-    ]
-    others = {one.id for one in strange}
-    if any(recipe_of_parameters(one.parameters or {}) == recipe for one in strange):
-        # Whose a deployment was that is gone, as after it was renamed, cannot be told from another project's.
-        known = {one.id for one in deployments}
-    else:
-        known = None
+    of_others = _deployments_of_other_projects(deployments, own)
+    other_ids = {one.id for one in of_others}
+    own_ids = {one.id for one in deployments} - other_ids
+    # Whose a deployment was that is gone, as after it was renamed, cannot be told from another project's.
+    is_name_of_others = any(recipe_of_parameters(one.parameters or {}) == recipe for one in of_others)
     wanted = filters.FlowRunFilter(
         state=filters.FlowRunFilterState(
             type=filters.FlowRunFilterStateType(any_=list(ends)),
@@ -67,9 +62,26 @@ def read_ended_runs(
     )
     read = partial(client.read_flow_runs, flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_ASC)
     for run in read_pages(read):
-        is_known = run.deployment_id is not None and (known is None or run.deployment_id in known)
-        if is_known and run.deployment_id not in others and recipe_of_parameters(run.parameters) == recipe:
+        if (
+            run.deployment_id is None
+            or run.deployment_id in other_ids
+            or recipe_of_parameters(run.parameters) != recipe
+        ):
+            continue
+        if not is_name_of_others or run.deployment_id in own_ids:
             yield run
+
+
+def _deployments_of_other_projects(
+    deployments: Iterable[DeploymentResponse], own: DeploymentResponse
+) -> list[DeploymentResponse]:
+    """Return the deployments from another place than `own` whose names prefect.yaml does not have."""
+    names = read_prefect_yaml_names(Path())
+
+    def place(one: DeploymentResponse) -> tuple[Any, ...]:
+        return one.path, one.entrypoint, one.pull_steps
+
+    return [one for one in deployments if place(one) != place(own) and one.name not in names]
 
 
 def refuse_to_overtake(recipe: str) -> None:

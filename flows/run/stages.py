@@ -89,13 +89,19 @@ def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> Non
     child_process.run_python_module("tasks", ["check", recipe], artifacts, log, name="check")
 
 
+def _resolve(artifacts: Artifacts, log: child_process.Logger) -> None:
+    """Write the recipe with all of its values, if that is stale."""
+    name = f"resolve@{artifacts.recipe}"
+    if dvc_stage.is_any_stage_stale(name):
+        child_process.run_python_module("flows.dvc_project.stage", [name], artifacts, log, name=name)
+
+
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     signs_of_life.note(f"{name}: looks for what has changed")
     if stage == "ingest":
-        if dvc_stage.is_any_stage_stale(resolve := f"resolve@{recipe}"):
-            child_process.run_python_module("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
+        _resolve(artifacts, log)
         force = unwatched_sources.update_imports_and_check_ingest(artifacts, log, force=force)
     if not force and not dvc_stage.is_any_stage_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)

@@ -44,18 +44,13 @@ def tell_untold_releases(artifacts: Artifacts, started: datetime, outcomes: Mapp
     What was released later is of a run that may still tell of it, as this one does of its own.
     """
     since = datetime.now(UTC) - LOOKED_AT
-    recent = [
-        one
-        for one in read_release_events(artifacts)
-        if one.event == "published" and one.commit and one.time and since < datetime.fromisoformat(one.time) < started
-    ]
+    recent = [one for one in read_release_events(artifacts) if _was_released_between(one, since, started)]
     if not recent:
         return
     try:
         with get_client(sync_client=True) as client:
-            told = _told_by_runs(artifacts, {one.commit for one in recent}, client) | {
-                _own_release(artifacts, outcomes)
-            }
+            told = _told_by_runs(artifacts, {one.commit for one in recent}, client)
+            told.add(_own_release(artifacts, outcomes))
             untold = [release for release in recent if release.commit not in told]
             if untold:
                 run = client.read_flow_run(UUID(flow_run.id))
@@ -63,6 +58,12 @@ def tell_untold_releases(artifacts: Artifacts, started: datetime, outcomes: Mapp
                 client.request("POST", "/events", json=[one.model_dump(mode="json") for one in events])
     except httpx.HTTPError as error:
         log.warning("people get no message of the releases of lost runs; the next run tries again: %s", error)
+
+
+def _was_released_between(event: ReleaseEvent, since: datetime, until: datetime) -> bool:
+    if event.event != "published" or not event.commit or not event.time:
+        return False
+    return since < datetime.fromisoformat(event.time) < until
 
 
 def _own_release(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str | None:

@@ -33,8 +33,8 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
     takes new rows even if a run with others is unfinished.
     """
     recipe = load(artifacts.recipe_path)
-    sources = [source for source in recipe.data.all_sources.values() if _is_unwatched(source)]
-    if not sources:
+    unwatched = [source for source in recipe.data.all_sources.values() if _is_unwatched(source)]
+    if not unwatched:
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
@@ -42,15 +42,10 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
         until = f"reads the source again when it is, after {limit_h:g} hours (launch.keep_rows_hours), or with --force"
         log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
-    if any(isinstance(source, RowsFromFiles) for source in sources):
-        child_process.run_python_module(
-            "flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update"
-        )
-        sources = [source for source in sources if not isinstance(source, RowsFromFiles)]
-        if not sources:
-            return force
-    branches = [source for source in sources if isinstance(source, RowsFromHubDataset)]
-    if not force and branches == sources and not _have_new_commit(branches, artifacts, log):
+    others = _update_imports(unwatched, artifacts, log)
+    if not others:
+        return force
+    if not force and not _may_have_new_rows(others, artifacts, log):
         return False
     if age_h is not None:
         log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
@@ -84,6 +79,21 @@ def _is_unwatched(source: Source) -> bool:
     if isinstance(source, RowsFromHubDataset):
         return not source.is_pinned
     return isinstance(source, RowsFromSql) or source.refresh
+
+
+def _update_imports(sources: Sequence[Source], artifacts: Artifacts, log: Logger) -> list[Source]:
+    """Bring imported files up to date, if there are any among these sources, and return the others."""
+    others: list[Source] = [source for source in sources if not isinstance(source, RowsFromFiles)]
+    if len(others) < len(sources):
+        module = "flows.dvc_project.update"
+        child_process.run_python_module(module, [artifacts.recipe], artifacts, log, name="dvc update")
+    return others
+
+
+def _may_have_new_rows(sources: Sequence[Source], artifacts: Artifacts, log: Logger) -> bool:
+    """Whether sources that are no files may have others than those of the last ingest; of branches on a Hub, their commits tell."""
+    branches = [source for source in sources if isinstance(source, RowsFromHubDataset)]
+    return len(branches) < len(sources) or _have_new_commit(branches, artifacts, log)
 
 
 def _have_new_commit(branches: Sequence[RowsFromHubDataset], artifacts: Artifacts, log: Logger) -> bool:

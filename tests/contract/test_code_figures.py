@@ -11,17 +11,6 @@ from benchmarks.code_figures import files_that_name, functions_above, members_of
 
 # fmt: off
 STILL_ABOVE = {
-    "flows/dvc_project/cache.py": "_contents",
-    "flows/dvc_project/restore.py": "_prepare restore",
-    "flows/dvc_project/stage.py": "main",
-    "flows/record/recording.py": "new_files record",
-    "flows/run/final_state.py": "format_run_summary",
-    "flows/run/lost_runs.py": "_entry",
-    "flows/run/other_runs.py": "read_ended_runs",
-    "flows/run/pauses.py": "wait_while_paused",
-    "flows/run/stages.py": "bring_up_to_date",
-    "flows/run/untold_releases.py": "tell_untold_releases",
-    "flows/run/unwatched_sources.py": "update_imports_and_check_ingest",
     "params/foundation/artifacts.py": "as_storage_error",
     "params/importing.py": "_named_modules import_by_name",
     "params/loading.py": "validation_problem",
