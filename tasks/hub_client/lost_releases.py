@@ -7,7 +7,7 @@ that the releases are lost says so once, by `evergreen forget`: the lines before
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -57,9 +57,8 @@ def find_lost_releases(artifacts: Artifacts, main: MainHistory, endpoint: str) -
     `endpoint` is the Hub as reports name it. Lines that a line about a later release follows, which the Hub knows, do not count: this
     Hub went on without them.
     """
-    runs = [run for run in list_runs_with_log(artifacts) if run == artifacts or not _uses_another_hub(run, endpoint)]
-    logs = [_read_not_forgotten(run, main.repository.id, endpoint) for run in runs]
-    if not any(logs):
+    logs = list(_logs_about(main.repository.id, artifacts, endpoint))
+    if not logs:
         return []
     commits = {one.commit_id for one in main.commits}
 
@@ -67,15 +66,35 @@ def find_lost_releases(artifacts: Artifacts, main: MainHistory, endpoint: str) -
         # A tag outlives its commit on main where somebody has moved main back, or has shortened its history.
         return one.commit in commits or (one.event == "published" and one.tag in main.tags)
 
-    newest = {log[0].run: max((one.time for one in log if is_known(one)), default=None) for log in logs if log}
-    found = list[LoggedRelease]()
-    for log in filter(None, logs):
-        others = [time for run, time in newest.items() if run != log[0].run and time is not None]
-        for number, one in enumerate(log):
-            later = [*others, *(other.time for other in log[number + 1 :] if is_known(other))]
-            if not is_known(one) and not any(time >= one.time for time in later):
-                found.append(one)
-    return sorted(found, key=lambda one: one.time)
+    known = {log[0].run: [one.time for one in log if is_known(one)] for log in logs}
+    lost = list[LoggedRelease]()
+    for log in logs:
+        of_others = [time for run, times in known.items() if run != log[0].run for time in times]
+        lost += _without_known_successor(log, is_known, max(of_others, default=None))
+    return sorted(lost, key=lambda one: one.time)
+
+
+def _logs_about(repo_id: str, artifacts: Artifacts, endpoint: str) -> Iterator[list[LoggedRelease]]:
+    """Yield what each log of the project that is not of another Hub says of a repository, if it says anything."""
+    for run in list_runs_with_log(artifacts):
+        if run == artifacts or not _uses_another_hub(run, endpoint):
+            log = _read_not_forgotten(run, repo_id, endpoint)
+            if log:
+                yield log
+
+
+def _without_known_successor(
+    log: Sequence[LoggedRelease], is_known: Callable[[LoggedRelease], bool], newest_of_others: str | None
+) -> list[LoggedRelease]:
+    """Return the lines that the Hub does not know, and that come after all that it knows, of other logs by their time."""
+    later = [] if newest_of_others is None else [newest_of_others]
+    found = []
+    for one in reversed(log):
+        if is_known(one):
+            later.append(one.time)
+        elif not any(time >= one.time for time in later):
+            found.append(one)
+    return found[::-1]
 
 
 def _uses_another_hub(run: Artifacts, endpoint: str) -> bool:

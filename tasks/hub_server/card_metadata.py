@@ -113,15 +113,25 @@ def _to_json(root: object) -> object:
             return {str(convert(key, depth + 1)): convert(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set)):
             return [convert(item, depth + 1) for item in value]
-        if isinstance(value, int) and not _INTEGERS[0] <= value <= _INTEGERS[1]:
-            raise ValueError("an integer has more than 64 bits: quote it")
-        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-            raise ValueError(f"{value[:100]!a} has half of a surrogate pair, which is not a character: remove it")
-        if isinstance(value, float) and not math.isfinite(value):
-            return str(value)
-        return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+        return _scalar_to_json(value)
 
     return convert(root, 0)
+
+
+def _scalar_to_json(value: object) -> object:
+    if value is None:
+        return None
+    if isinstance(value, int):  # or a truth value
+        if not _INTEGERS[0] <= value <= _INTEGERS[1]:
+            raise ValueError("an integer has more than 64 bits: quote it")
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, str):
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise ValueError(f"{value[:100]!a} has half of a surrogate pair, which is not a character: remove it")
+        return value
+    return str(value)
 
 
 _Names = Annotated[

@@ -273,22 +273,28 @@ class BareRepository:
 
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: git_objects.Change) -> None:
         path = normalize_repo_path(change.path)
-        if not isinstance(change, git_objects.DeletePath):
-            if isinstance(change, git_objects.PutLargeFile):
-                size = self.large_files.size(change.oid) if change.size is None else change.size
-                content = LFSPointer(change.oid, size or 0).to_bytes()
-            else:
-                content = change.data
-            pointer = git_objects.parse_lfs_pointer(content)
-            if pointer and self.large_files.size(pointer.oid) != pointer.size:
-                raise HubError(400, f"The large file {path} was not uploaded: {pointer.size} bytes, {pointer.oid}")
-            files[path] = git_objects.add_blob(git, content)
-        elif change.key == "deletedFile" and path in files:
-            del files[path]
+        if isinstance(change, git_objects.DeletePath):
+            _delete(files, path, change.key)
+            return
+        if isinstance(change, git_objects.PutLargeFile):
+            size = self.large_files.size(change.oid) if change.size is None else change.size
+            content = LFSPointer(change.oid, size or 0).to_bytes()
         else:
-            inside = [file for file in files if file.startswith(f"{path}/")]
-            if not inside:
-                what = "file" if change.key == "deletedFile" else "folder"
-                raise HubError(404, f"A {what} with this name doesn't exist: {path}", "EntryNotFound")
-            for file in inside:
-                del files[file]
+            content = change.data
+        pointer = git_objects.parse_lfs_pointer(content)
+        if pointer and self.large_files.size(pointer.oid) != pointer.size:
+            raise HubError(400, f"The large file {path} was not uploaded: {pointer.size} bytes, {pointer.oid}")
+        files[path] = git_objects.add_blob(git, content)
+
+
+def _delete(files: dict[str, ObjectID], path: str, key: str) -> None:
+    """Remove a file, or the files of a folder, from those of a commit; `key` is what the request calls it."""
+    if key == "deletedFile" and path in files:
+        del files[path]
+        return
+    inside = [file for file in files if file.startswith(f"{path}/")]
+    if not inside:
+        what = "file" if key == "deletedFile" else "folder"
+        raise HubError(404, f"A {what} with this name doesn't exist: {path}", "EntryNotFound")
+    for file in inside:
+        del files[file]

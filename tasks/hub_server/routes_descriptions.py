@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final
 from urllib.parse import parse_qs
 
@@ -16,7 +16,7 @@ from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import CommitRecord, TreeEntry, find_last_commit
 from tasks.hub_server.limits import BODY_BYTES
-from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.repositories import MAIN, BareRepository
 
 _CONDITIONS = frozenset({"author", "cardData", "filter", "full", "limit", "pipeline_tag", "search"})
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
@@ -87,16 +87,6 @@ def _describe(target: requests.RequestedRepository, sha: str, *, files: bool) ->
     with repository.open() as git:
         history = git.get_walker(include=[ObjectID(repository.resolve(MAIN).encode())])
         created = min(int(entry.commit.commit_time) for entry in history)
-    before = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[target.kind]
-    values = [(prefix, metadata.get(key)) for key, prefix in before.items()]
-    texts = [(prefix, each) for prefix, value in values for each in (value if isinstance(value, list) else [value])]
-    tags = [f"{prefix}{text}" for prefix, text in texts if isinstance(text, str)]
-    siblings = []
-    for entry in repository.entries(sha, recursive=True) if files else []:
-        if not entry.is_folder:
-            sibling: requests.Json = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
-            large = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-            siblings.append(sibling | ({"lfs": large} if entry.sha256 else {}))
     return {
         **dict.fromkeys(("_id", "id", "modelId"), target.id),
         "author": target.namespace,
@@ -109,10 +99,31 @@ def _describe(target: requests.RequestedRepository, sha: str, *, files: bool) ->
         "likes": 0,
         "private": repository.private,
         "sha": sha,
-        "tags": list(dict.fromkeys(tags)),
+        "tags": list(dict.fromkeys(_tags(metadata, target.kind))),
         **{key: metadata[key] for key in ("library_name", "pipeline_tag") if isinstance(metadata.get(key), str)},
-        **({"siblings": siblings} if files else {}),
+        **({"siblings": list(_siblings(repository, sha))} if files else {}),
     }
+
+
+def _tags(metadata: requests.Json, kind: str) -> Iterator[str]:
+    """Yield the tags that the Hub makes of the metadata of a card."""
+    prefixes = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[kind]
+    for key, prefix in prefixes.items():
+        value = metadata.get(key)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                yield f"{prefix}{text}"
+
+
+def _siblings(repository: BareRepository, sha: str) -> Iterator[requests.Json]:
+    """Yield the files of a commit."""
+    for entry in repository.entries(sha, recursive=True):
+        if entry.is_folder:
+            continue
+        sibling: requests.Json = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
+        if entry.sha256:
+            sibling["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+        yield sibling
 
 
 def _metadata(target: requests.RequestedRepository, sha: str) -> requests.Json:

@@ -25,8 +25,9 @@ from starlette.responses import RedirectResponse, Response
 from tasks.hub_server import requests
 from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import TreeEntry
 from tasks.hub_server.page_templates import render_markdown, render_page
-from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.repositories import MAIN, BareRepository
 from tasks.hub_server.routes_downloads import content_type, opens_in_browser
 from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import MAX_CHARACTERS, ask_model
@@ -65,11 +66,8 @@ def show_file(
     """One file, by default the card on main, below what its model was asked and answered (`request.state.trial`)."""
     repository, is_card = target.repository, path == CARD
     sha = repository.resolve(revision)
-    context: requests.Json = {"entry": None, "is_card": is_card, "trial": None, "max_characters": MAX_CHARACTERS}
-    if is_card and target.kind == "models" and requests.get_hub_state(request).answer:
-        with contextlib.suppress(HubError):  # what has it may be a model that can answer texts
-            repository.entry(sha, "config.json")
-            context["trial"] = {"text": "", "answer": None, "error": ""} | getattr(request.state, "trial", {})
+    trial = _trial(request, target, sha) if is_card else None
+    context: requests.Json = {"entry": None, "is_card": is_card, "trial": trial, "max_characters": MAX_CHARACTERS}
     try:
         entry = context["entry"] = repository.entry(sha, path)
     except HubError:
@@ -77,10 +75,7 @@ def show_file(
             return render_repository_page(request, target, revision, "card.html", context)
         repository.entries(sha, path, recursive=False)
         return RedirectResponse(f"/{target.page}/tree/{quote(revision, safe='')}/{quote(path)}", 303)
-    text = None
-    if not entry.sha256 and entry.size <= _SHOWN_BYTES and b"\0" not in (content := repository.read(entry)):
-        with contextlib.suppress(UnicodeDecodeError):
-            text = content.decode()
+    text = _text_to_show(repository, entry)
     if text is None or not path.lower().endswith(".md"):
         context |= {"text": text, "limit": _SHOWN_BYTES, "opens": opens_in_browser(path)}
         context["is_image"] = content_type(path).startswith("image/")
@@ -92,6 +87,30 @@ def show_file(
     }
     context |= {"body": body, "metadata": metadata, "errors": card.errors}
     return render_repository_page(request, target, revision, "card.html", context)
+
+
+def _trial(request: Request, target: requests.RequestedRepository, sha: str) -> requests.Json | None:
+    """Return what the box shows that lets a model answer; None where there is no box."""
+    if target.kind != "models" or not requests.get_hub_state(request).answer:
+        return None
+    try:  # what has it may be a model that can answer texts
+        target.repository.entry(sha, "config.json")
+    except HubError:
+        return None
+    return {"text": "", "answer": None, "error": ""} | getattr(request.state, "trial", {})
+
+
+def _text_to_show(repository: BareRepository, entry: TreeEntry) -> str | None:
+    """Return the content of a file that is a text and not too long; None of others."""
+    if entry.sha256 or entry.size > _SHOWN_BYTES:
+        return None
+    content = repository.read(entry)
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 @repository_router.post("/try/{revision}")

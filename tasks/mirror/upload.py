@@ -39,6 +39,8 @@ _RUN_KEY = re.compile("[0-9a-f]{16}")
 _POLL_S = 0.1
 """How often to look at the run's folder; each checkpoint stays there longer than this."""
 _NICE = 5
+_TRIES = 2
+"""How often to link a folder that is not complete."""
 _ROOM = 3
 """With less free disk than this many checkpoints, older ones are dropped from the queue: the training needs the space."""
 
@@ -231,26 +233,35 @@ class UploadQueue:
         checkpoints = list_checkpoints(run)
         for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
-                if self._tries[stamp] < 2:  # what is incomplete may be being deleted: the second time it is damaged
-                    self._tries[stamp] += 1
-                    damage = self._link(sealed)
-                    if damage is None:
-                        self._tries[stamp] = 2
-                    elif self._tries[stamp] == 2:
-                        logger.warning("mirror: %s is left out: %s", sealed, damage)
+                self._link_once(sealed)
         with self._lock:
-            checkpoints, best = list_checkpoints(self._folder), _best(self._folder)
-            older = [p for p in checkpoints[1:] if p not in self._taken]
-            if older and self.keep_all:
-                size = sum(p.stat().st_size for p in checkpoints[0].rglob("*"))
-                if shutil.disk_usage(self._folder).free > _ROOM * size:
-                    older = []
-                else:
-                    logger.warning("mirror: no room on the disk: not uploaded: %s", ", ".join(p.name for p in older))
-            replaced = (p for p in self._folder.glob("best-*") if p not in best and p not in self._taken)
-            for path in (*older, *replaced):
+            best = _best(self._folder)
+            replaced = [p for p in self._folder.glob("best-*") if p not in best and p not in self._taken]
+            for path in (*self._older_checkpoints_to_drop(), *replaced):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _link_once(self, sealed: Path) -> None:
+        """Link a folder that was not linked as it is; what is incomplete may be being deleted: the second time it is damaged."""
+        stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
+        if self._tries[stamp] == _TRIES:
+            return
+        self._tries[stamp] += 1
+        damage = self._link(sealed)
+        if damage is None:
+            self._tries[stamp] = _TRIES
+        elif self._tries[stamp] == _TRIES:
+            logger.warning("mirror: %s is left out: %s", sealed, damage)
+
+    def _older_checkpoints_to_drop(self) -> list[Path]:
+        checkpoints = list_checkpoints(self._folder)
+        older = [p for p in checkpoints[1:] if p not in self._taken]
+        if not older or not self.keep_all:
+            return older
+        size = sum(p.stat().st_size for p in checkpoints[0].rglob("*"))
+        if shutil.disk_usage(self._folder).free > _ROOM * size:
+            return []
+        logger.warning("mirror: no room on the disk: not uploaded: %s", ", ".join(p.name for p in older))
+        return older
 
     def next(self) -> list[Path]:
         """Return what to upload next: a checkpoint, best weights, both or neither. They stay until `remove`."""

@@ -275,16 +275,28 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return column
     if kind.equals(JSON):
         return pa.chunked_array([store_as_json(column.to_pylist())])
-    is_text, says_numbers = types.is_string(kind) or types.is_large_string(kind), types.is_string(column.type)
     if column.type.equals(JSON):
-        column = column.cast(pa.string())
-        if (is_text or types.is_floating(kind)) and pc.any(pc.starts_with(column, '"')).as_py():
-            texts = [json.loads(text) if text and text[0] in '"n' else text for text in column.to_pylist()]
-            column = pa.chunked_array([pa.array(texts, pa.string())])  # numbers stay as they are written: 2.50
-            says_numbers = True
-    elif is_text and not (types.is_integer(column.type) or types.is_large_string(column.type)):
-        column = pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])
-    return read_numbers(column) if says_numbers and types.is_floating(kind) else column.cast(kind)
+        return _cast_json(column.cast(pa.string()), kind)
+    if types.is_string(column.type) and types.is_floating(kind):
+        return read_numbers(column)
+    is_told_alike = types.is_integer(column.type) or types.is_large_string(column.type)
+    if _is_text(kind) and not is_told_alike:
+        return pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])
+    return column.cast(kind)
+
+
+def _cast_json(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return JSON with another type; numbers stay as they are written: 2.50."""
+    is_number = types.is_floating(kind)
+    if not (is_number or _is_text(kind)) or not pc.any(pc.starts_with(column, '"')).as_py():
+        return column.cast(kind)
+    texts = [json.loads(text) if text and text[0] in '"n' else text for text in column.to_pylist()]
+    unquoted = pa.chunked_array([pa.array(texts, pa.string())])
+    return read_numbers(unquoted) if is_number else unquoted.cast(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def holds_several_types(field: pa.Field) -> bool:
