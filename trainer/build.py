@@ -27,6 +27,7 @@ from trainer.model import network
 from trainer.model.causality import CLASS_FOR_NEXT_TOKENS, check_reads_backwards
 from trainer.model.start_model import check_start_fits, resolve_start
 from trainer.objectives.bases.network.position_limits import find_position_table
+from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.texts.padding import token_column_names
 from trainer.objectives.bases.texts.tokenizing import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.reporting import trackers
@@ -52,14 +53,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
-    traits = RowTraits(
-        lengths=rows.lengths() if training.group_by_length else None,
-        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
-        weights=rows.weights(),
-        replay=read_known_rows(job, rows),
-    )
-    if traits.weights and (conflicts := find_weight_conflicts(objective, training)):
-        raise problems_error(conflicts)
+    traits = _read_traits(job, objective, rows)
     count = sequences_of_epoch(traits.replay, rows.per_epoch, training.global_batch_size)
     args = arguments.build_training_arguments(
         folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
@@ -122,6 +116,20 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
+
+
+def _read_traits(job: Job, objective: Objective[Any], rows: tokens.Sequences) -> RowTraits:
+    """Return what the order of training needs to know of the rows; RecipeError if their sources cannot have weights."""
+    traits = RowTraits(
+        lengths=rows.lengths() if job.training.group_by_length else None,
+        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        weights=rows.weights(),
+        replay=read_known_rows(job, rows),
+    )
+    conflicts = find_weight_conflicts(objective, job.training) if traits.weights else []
+    if conflicts:
+        raise problems_error(conflicts)
+    return traits
 
 
 def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from params import Problem
 from params.schema import Launch, Model, Training
@@ -15,6 +15,8 @@ from trainer.loop.optimizers import known_optimizers, steps_in_backward
 from trainer.model import network
 from trainer.objectives import overrides_method
 from trainer.objectives.bases.objective import Objective
+
+_START_FROM_CHAMPION: Final = "set `model.start: champion`, or remove it"
 
 
 def find_training_conflicts(
@@ -39,34 +41,40 @@ def find_continual_conflicts(
     objective: Objective[Any], model: Model, training: Training, launch: Launch | None
 ) -> Iterator[Problem]:
     """Yield what does not fit together in a training that goes on from the published model."""
-    is_base, fix = model.start == "base", "remove one of the two"
-    key, from_champion = ("training", "replay"), "set `model.start: champion`, or remove it"
-    if training.replay and is_base:
-        what = "which rows are known is a question of the published model, and the training does not start from it"
-        yield Problem(key, what, from_champion)
-    if training.replay and objective.batch_group:
-        yield Problem(key, f"rows with the same {objective.batch_group} share a global batch", "remove it")
-    if training.replay and training.global_batch_size < 2:
-        what = "a global batch of one sequence cannot hold both a new and a known row"
-        yield Problem(key, what, "set training.global_batch_size to 2 or more")
+    if training.replay:
+        yield from _replay_conflicts(objective, model, training)
     if model.start == "best" and training.resume not in {"auto", "never"}:
-        yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
+        what = "a checkpoint belongs to one start, and `model.start: best` has two"
+        yield Problem(("training", "resume"), what, "remove one of the two")
     if model.start == "best" and overrides_method(objective, "set_reference"):
         what = "the metrics compare with the model that a training starts from, so those of two starts say nothing of each other"
         yield Problem(("model", "start"), what, "set `start: champion`; the gate compares what comes of it")
-    if not training.stay_close:
-        return
-    wrong = {
-        "with adapters, the weights of the start do not move": model.lora,
-        f"{training.optimizer} changes weights before their whole gradient is known": (
-            training.optimizer in known_optimizers() and steps_in_backward(training.optimizer)
-        ),
-        "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
-    }
-    key = ("training", "stay_close")
-    yield from (Problem(key, what, fix) for what, is_so in wrong.items() if is_so)
-    if model.config and is_base:
-        yield Problem(key, "the training starts from random weights", from_champion)
+    if training.stay_close:
+        yield from _stay_close_conflicts(model, training, launch)
+
+
+def _replay_conflicts(objective: Objective[Any], model: Model, training: Training) -> Iterator[Problem]:
+    key = ("training", "replay")
+    if model.start == "base":
+        what = "which rows are known is a question of the published model, and the training does not start from it"
+        yield Problem(key, what, _START_FROM_CHAMPION)
+    if objective.batch_group:
+        yield Problem(key, f"rows with the same {objective.batch_group} share a global batch", "remove it")
+    if training.global_batch_size < 2:
+        what = "a global batch of one sequence cannot hold both a new and a known row"
+        yield Problem(key, what, "set training.global_batch_size to 2 or more")
+
+
+def _stay_close_conflicts(model: Model, training: Training, launch: Launch | None) -> Iterator[Problem]:
+    key, fix = ("training", "stay_close"), "remove one of the two"
+    if model.lora:
+        yield Problem(key, "with adapters, the weights of the start do not move", fix)
+    if training.optimizer in known_optimizers() and steps_in_backward(training.optimizer):
+        yield Problem(key, f"{training.optimizer} changes weights before their whole gradient is known", fix)
+    if launch and launch.accelerate_config:
+        yield Problem(key, "with FSDP or DeepSpeed, no process has the whole weights", fix)
+    if model.config and model.start == "base":
+        yield Problem(key, "the training starts from random weights", _START_FROM_CHAMPION)
 
 
 def find_weight_conflicts(objective: Objective[Any], training: Training) -> list[Problem]:

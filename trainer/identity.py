@@ -89,13 +89,19 @@ def run_identity(
         named["start"] = str(start)
         files |= {f"start {path.name}": path for path in start.parent.glob("*.npy")}
     for name, path in named.items():
-        if path and Path(path).is_dir():
-            own = [p for p in Path(path).iterdir() if p.suffix in _OF_MODEL and p.is_file()]
-            # such as the pooling of sentence-transformers, and adapters beside the model that they are merged into
-            own += [p for p in Path(path).glob("*/*") if p.suffix in {".json", ".safetensors"}]
-            files |= {f"{name} {p.relative_to(path)}": p for p in own}
+        files |= {f"{name} {p.relative_to(path)}": p for p in _files_of_model(path)}
     hashes = {name: file_sha256(path) for name, path in files.items()}
     return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))
+
+
+def _files_of_model(path: str) -> list[Path]:
+    """Return the files of a local model that decide what it computes; there are none of a repository on the Hub, or of no model."""
+    folder = Path(path)
+    if not path or not folder.is_dir():
+        return []
+    own = [p for p in folder.iterdir() if p.suffix in _OF_MODEL and p.is_file()]
+    # such as the pooling of sentence-transformers, and adapters beside the model that they are merged into
+    return own + [p for p in folder.glob("*/*") if p.suffix in {".json", ".safetensors"}]
 
 
 def recipe_identity(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -149,33 +155,47 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
     `sections` hold JSON values. It is silent if DVC does not know the recipe.
     """
     root, item = artifacts.root.resolve(), read_recipes_yaml_item(artifacts)
-    stages = [read_stage_dependencies(stage, artifacts) for stage in ("train", "evaluate")]
-    watched = [[(root / place).resolve() for place in places] for places in stages if places]
+    watched = list(_places_watched_by_stages(artifacts))
     if not item or not watched:
         return
-    own = _OBJECTIVES / f"{sections.get('objective', {}).get('name')}.py"
-    if (_PROJECT / own).exists():  # else there is no such objective, which is said elsewhere
-        for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
-            place = path.relative_to(_PROJECT)
-            if not place.is_relative_to(_OBJECTIVES):  # earlier stages do not watch the code that the recipe names
-                what, fix = f"cannot name {place} for the objective, which imports it", f"move it into {_OBJECTIVES}"
-                yield "objective", what, fix
-            elif "objective" not in item or not _is_in(root / place, [(root / item["objective"]).resolve()]):
-                what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
-                yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
+
+    def is_watched(path: Path) -> bool:
+        return all(_is_in(path, places) for places in watched)
+
+    objective = sections.get("objective", {}).get("name")
+    for what, fix in _unwatched_code_of_objective(_OBJECTIVES / f"{objective}.py", item, root):
+        yield "objective", what, fix
     fix = "set `code:` there to the file or folder that does; keep all code that the recipe names in one"
     for section, content in sections.items():
-        missing = [
-            name
-            for name, path in code_named_by_recipe(content).items()
-            if path.is_relative_to(root) and importing.is_project_file(path)
-            if not all(_is_in(path, places) for places in watched)
-        ]
+        own = {name: path for name, path in code_named_by_recipe(content).items() if path.is_relative_to(root)}
+        missing = [name for name, path in own.items() if importing.is_project_file(path) and not is_watched(path)]
         if missing:
             left = len(missing) - 3
             more = f" and {left} more file{'s' * (left > 1)}" if left > 0 else ""
             lacks = f"does not contain {', '.join(missing[:3])}{more}"
             yield section, f"watches {item.get('code')} for this recipe, which {lacks}", fix
+
+
+def _places_watched_by_stages(artifacts: Artifacts) -> Iterator[list[Path]]:
+    """Yield the files and folders that a stage watches whose result depends on the code that a recipe names."""
+    root = artifacts.root.resolve()
+    for stage in ("train", "evaluate"):
+        places = read_stage_dependencies(stage, artifacts)
+        if places:
+            yield [(root / place).resolve() for place in places]
+
+
+def _unwatched_code_of_objective(own: Path, item: Mapping[str, Any], root: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with `objective:` in an item of recipes.yaml, and the fix; `own` is the objective's file."""
+    if not (_PROJECT / own).exists():
+        return  # there is no such objective, which is said elsewhere
+    for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
+        place = path.relative_to(_PROJECT)
+        if not place.is_relative_to(_OBJECTIVES):  # earlier stages do not watch the code that the recipe names
+            yield f"cannot name {place} for the objective, which imports it", f"move it into {_OBJECTIVES}"
+        elif "objective" not in item or not _is_in(root / place, [(root / item["objective"]).resolve()]):
+            what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
+            yield what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
 
 
 def _is_in(path: Path, places: Iterable[Path]) -> bool:

@@ -83,16 +83,20 @@ class ReleaseRecord(pydantic.BaseModel):
         if RELEASE_FILE not in tree or tree[RELEASE_FILE].size > MAX_BYTES:
             return None
         found = cls.parse(repository.read(commit, RELEASE_FILE, max_bytes=MAX_BYTES) or b"")
-        return found if found and found._has_its_files(repository, commit, tree) else None
+        return found if found and found.has_its_files(repository, commit, tree) else None
 
-    def _has_its_files(self, repository: HubRepository, commit: str, tree: Mapping[str, RepoFile]) -> bool:
+    def has_its_files(self, repository: HubRepository, commit: str, tree: Mapping[str, RepoFile]) -> bool:
         """Whether a commit, whose files are in `tree`, holds the files of this release and no others."""
         if tree.keys() - HUBS_OWN_FILES - {RELEASE_FILE} != {file.path for file in self.files}:
             return False
-        held = [(file, file.is_held(tree[file.path])) for file in self.files]
-        unclear = [file for file, is_held in held if is_held is None]
-        is_another = any(is_held is False for _, is_held in held)
-        if is_another or len(unclear) > MAX_READ_FILES or sum(file.size for file in unclear) > MAX_READ_BYTES:
+        unclear = []
+        for file in self.files:
+            is_held = file.is_held(tree[file.path])
+            if is_held is False:
+                return False
+            if is_held is None:
+                unclear.append(file)
+        if len(unclear) > MAX_READ_FILES or sum(file.size for file in unclear) > MAX_READ_BYTES:
             return False
         for file in unclear:
             content = repository.read(commit, file.path, max_bytes=file.size) or b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,31 +153,47 @@ def find_argument_problems(arguments: dict[str, Any]) -> list[Problem]:
 
 def find_launch_conflicts(training: Training, launch: Launch) -> list[Problem]:
     """Return what in the training section conflicts with this machine or the launch section."""
-    given, found = training.arguments, []
+    return [
+        *_find_gpu_problems(training),
+        *_find_idle_arguments(training, launch),
+        *optimizer_check.find_optimizer_problems(training, launch),
+    ]
 
-    def add(name: str, what: str, fix: str) -> None:
-        found.append(Problem(("training", "arguments", name), what, fix))
 
-    for name in [name for name in _NEEDS_GPU if given.get(name) and not torch.cuda.is_available()]:
-        add(name, f"{_NEEDS_GPU[name]}, and torch finds none here", "remove it, or train on a GPU")
+def _find_gpu_problems(training: Training) -> Iterator[Problem]:
+    """Yield what needs a GPU or a library for one that is not here."""
+    for name, why in _NEEDS_GPU.items():
+        if training.arguments.get(name) and not torch.cuda.is_available():
+            fix = "remove it, or train on a GPU"
+            yield Problem(("training", "arguments", name), f"{why}, and torch finds none here", fix)
     if training.precision == "fp16" and not torch.cuda.is_available():
         what = "fp16 scales its gradients, which needs a GPU, and torch finds none here"
-        found.append(Problem(("training", "precision"), what, "use bf16, which CPUs can, or train on a GPU"))
-    if given.get("use_liger_kernel") and torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is None:
-        add("use_liger_kernel", "liger-kernel is not installed", install_module("liger_kernel"))
+        yield Problem(("training", "precision"), what, "use bf16, which CPUs can, or train on a GPU")
+    if training.arguments.get("use_liger_kernel") and torch.cuda.is_available() and not _is_installed("liger_kernel"):
+        key = ("training", "arguments", "use_liger_kernel")
+        yield Problem(key, "liger-kernel is not installed", install_module("liger_kernel"))
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _find_idle_arguments(training: Training, launch: Launch) -> Iterator[Problem]:
+    """Yield arguments that would do nothing, or not what they are for, beside other keys."""
+    given, key = training.arguments, ("training", "arguments")
     if given.get("label_smoothing_factor") and training.loss is not None:
         what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
-        add("label_smoothing_factor", what, fix)
+        yield Problem((*key, "label_smoothing_factor"), what, fix)
     recomputation, kind = given.get("activation_checkpointing_kwargs") or {}, read_parallelism_strategy(launch)
     if recomputation.get("use_reentrant") and launch.num_processes > 1 and kind == "data parallelism":
         what = "the older form of gradient checkpointing cannot resume exactly on several processes"
         fix = "remove use_reentrant: the default form gives the same gradients"
-        add("activation_checkpointing_kwargs", what, fix)
+        yield Problem((*key, "activation_checkpointing_kwargs"), what, fix)
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
-            add(name, "does nothing without loader workers", "set launch.dataloader_workers to 1 or more")
-    return [*found, *optimizer_check.find_optimizer_problems(training, launch)]
+            fix = "set launch.dataloader_workers to 1 or more"
+            yield Problem((*key, name), "does nothing without loader workers", fix)
 
 
 def build_training_arguments(

@@ -87,8 +87,12 @@ class CoordinatedStopGuard(TrainerCallback):
             DivergedError: the step of some process is not finite.
         """
         diverged, stops, is_due = self._answer()
-        if not diverged:
-            return stops, is_due
+        if diverged:
+            raise self._diverged_error(step)
+        return stops, is_due
+
+    def _diverged_error(self, step: int) -> DivergedError:
+        """Return the error that says which rows of any process had a loss that is not finite, or else those of the whole step."""
         collectives, own_rows = self._trainer.collectives, self._trainer.training_data.rows
         infinite = [(loss, rows) for loss, rows in zip(self.losses, own_rows, strict=True) if not math.isfinite(loss)]
         found = [pair for pairs in collectives.gather(infinite) for pair in pairs]
@@ -97,8 +101,10 @@ class CoordinatedStopGuard(TrainerCallback):
         else:
             what = f"the loss is finite, but the norm of the gradient is {float(self.gradient_norm or 0.0)}"
             affected = {row for all_rows in collectives.gather(own_rows) for rows in all_rows for row in rows}
+        fix = f"lower training.learning_rate, or look at these rows with `evergreen trace`; {self._last_checkpoint()}"
+        return DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)
+
+    def _last_checkpoint(self) -> str:
         newest = self._trainer.checkpoints.newest() if self._trainer.args.process_index == 0 else None
-        kept = collectives.gather(newest)[0]
-        fix = "lower training.learning_rate, or look at these rows with `evergreen trace`; "
-        fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
-        raise DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)
+        kept = self._trainer.collectives.gather(newest)[0]
+        return f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"

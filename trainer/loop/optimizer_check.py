@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 from params import Problem
 from params.distribution import read_parallelism_strategy
@@ -44,9 +45,9 @@ _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmspro
 def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its settings; a name that transformers does not know is skipped."""
     name, given = training.optimizer, training.arguments
-    if (
-        name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN)
-    ) or name not in known_optimizers():
+    if name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN):
+        return
+    if name not in known_optimizers():
         return
     if reason := why_optimizer_unavailable(name):
         yield Problem(("training", "optimizer"), *reason)
@@ -59,7 +60,16 @@ def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Prob
     if kind in (*LOW_RANK, "lomo", "grokadamw") and read_parallelism_strategy(launch) in ("FSDP", "DeepSpeed"):
         what = f"shards the optimizer's state, which {name} keeps in a form that cannot be sharded"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
-    targets, key = given.get("optim_target_modules"), ("training", "arguments", "optim_target_modules")
+    yield from _unread_argument_problems(name, given)
+    arguments = given.get("optim_args")
+    if isinstance(arguments, str) and arguments:
+        yield from _argument_problems(name, arguments)
+
+
+def _unread_argument_problems(name: str, given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield which of `training.arguments` an optimizer does not read, or does not work without."""
+    kind, targets = optimizer_family(name), given.get("optim_target_modules")
+    key = ("training", "arguments", "optim_target_modules")
     if kind in LOW_RANK and not targets:
         what = f"{name} projects the gradients of the linear layers named here, and it names none"
         yield Problem(key, what, "for example [q_proj, v_proj], or all-linear")
@@ -68,8 +78,6 @@ def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Prob
     if kind in _WITHOUT_BETAS or name.startswith("rmsprop") or name == "schedule_free_sgd":
         for argument in sorted({"adam_beta1", "adam_beta2", "adam_epsilon"} & given.keys()):
             yield Problem(("training", "arguments", argument), f"transformers does not pass it to {name}", "remove it")
-    if isinstance(given.get("optim_args"), str) and given["optim_args"]:
-        yield from _argument_problems(name, given["optim_args"])
 
 
 def why_optimizer_unavailable(name: str) -> tuple[str, str] | None:

@@ -67,26 +67,33 @@ def find_runs_of_other_length(
 
 def find_continued_checkpoint(other: Path, job: Job, total: float) -> tuple[Path, Path | None] | None:
     """Return the newest valid checkpoint of another run that one of `total` steps comes by, and the best weights until then."""
-
-    def is_evaluated(step: int) -> bool:
-        return is_evaluated_on_the_way(step, job.training.eval_steps, job.training.arguments.get("eval_delay") or 0)
-
-    bests = [path for path in other.glob("best-*") if _step(path) <= total and is_evaluated(_step(path))]
+    bests = [path for path in other.glob("best-*") if _step(path) <= total and _is_evaluated(_step(path), job)]
     best = max((path for path in bests if not sealed.find_manifest_mismatch(path)), key=_step, default=None)
-    at_once = getattr(build_objective(job.objective), "steps_per_round", 1)  # a run's last round may be a shorter one
     for checkpoint in sealed.list_checkpoints(other):
         if sealed.find_checkpoint_defect(checkpoint):
             continue
-        state, step = _state(checkpoint), _step(checkpoint)
-        begun = step - step % at_once
-        is_on_the_way = step < total and (begun == step or begun + at_once <= min(state["max_steps"], total))
-        # its last evaluation may be one that a longer run does not make, and ends a training that would stop early
-        is_last = step == state["max_steps"]
-        is_on_the_way &= not is_last or (is_evaluated(step) and not job.training.early_stopping_patience)
+        state = _state(checkpoint)
         best_step = state.get("best_global_step")
-        if is_on_the_way and (best_step is None or (best and _step(best) >= best_step)):
+        has_best = best_step is None or (best and _step(best) >= best_step)
+        if has_best and _comes_by(_step(checkpoint), state["max_steps"], job, total):
             return checkpoint, best
     return None
+
+
+def _comes_by(step: int, last_step: int, job: Job, total: float) -> bool:
+    """Whether a run of `total` steps has the same state after a step as one that has ended with `last_step`."""
+    if step >= total:
+        return False
+    at_once = getattr(build_objective(job.objective), "steps_per_round", 1)  # a run's last round may be a shorter one
+    begun = step - step % at_once
+    if begun != step and begun + at_once > min(last_step, total):
+        return False
+    # its last evaluation may be one that a longer run does not make, and ends a training that would stop early
+    return step != last_step or (_is_evaluated(step, job) and not job.training.early_stopping_patience)
+
+
+def _is_evaluated(step: int, job: Job) -> bool:
+    return is_evaluated_on_the_way(step, job.training.eval_steps, job.training.arguments.get("eval_delay") or 0)
 
 
 def continue_run_of_other_length(artifacts: Artifacts, job: Job) -> None:

@@ -11,7 +11,7 @@ of a checkpoint, one file per process. On another number of processes, each read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -71,11 +71,7 @@ class RolloutTrainer(ReferenceTrainer):
         if step % self.objective.steps_per_round == 0:
             self._start_round(step)
         rollouts = [[self._rollouts.pop((step, place)) for place in own] for own in self.training_data.own_places()]
-        samples = []
-        for micro_batch in rollouts:
-            samples.append([one for rollout in micro_batch for one in self.objective.training_samples(rollout)])
-            for rollout in micro_batch:
-                _add(self._sums, {name: (value, 1) for name, value in self.objective.rollout_metrics(rollout).items()})
+        samples = [self._samples_of(micro_batch) for micro_batch in rollouts]
         own = (sum(map(len, samples)), sum(len(one.completion) for micro_batch in samples for one in micro_batch))
         sequences, tokens = (sum(numbers) for numbers in zip(*self.collectives.gather(own), strict=True))
         # A micro-batch without samples still runs, with weight 0: other processes wait for its gradients.
@@ -83,6 +79,14 @@ class RolloutTrainer(ReferenceTrainer):
         padding = int(self.processing_class.pad_token_id)
         batches = [collate_training_samples(some or none, padding) for some, none in zip(samples, idle, strict=True)]
         return batches, max(self.objective.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
+
+    def _samples_of(self, rollouts: Iterable[Rollout]) -> list[TrainingSample]:
+        """Return what a micro-batch learns from its rollouts, whose metrics the next log line has."""
+        samples = []
+        for rollout in rollouts:
+            samples += self.objective.training_samples(rollout)
+            _add(self._sums, {name: (value, 1) for name, value in self.objective.rollout_metrics(rollout).items()})
+        return samples
 
     def note(self, metrics: Mapping[str, tuple[float, float]]) -> None:
         _add(self._sums, metrics)
