@@ -13,8 +13,8 @@ import pydantic
 from params import ModelError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.stages import stage_of_report
-from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 

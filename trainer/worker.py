@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
 from params.foundation.artifacts import translate_disk_errors, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from trainer.reporting import log, signs_of_life
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
-from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, hold_file_lock, listen_for_stop, run_and_end
+from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, listen_for_stop, run_and_end
 
 if TYPE_CHECKING:
     from trainer.job import Job

@@ -18,8 +18,8 @@ import psutil
 from flows import child_process
 from flows.child_process import Logger
 from params.foundation.artifacts import Artifacts
+from params.foundation.file_lock import hold_file_lock
 from trainer.runtime import fork_server
-from trainer.runtime.lifetime import hold_file_lock
 
 
 @contextlib.contextmanager

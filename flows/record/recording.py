@@ -32,7 +32,6 @@ from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.report.timings import read_timings
 from tasks.stages import read_report
-from trainer.runtime.lifetime import hold_file_lock
 
 T = TypeVar("T")
 _LOCK = "dvc.lock"

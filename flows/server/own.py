@@ -24,8 +24,9 @@ from typing import Any
 from flows import child_process
 from flows.server import password
 from params import StorageError, TransientError
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.secrets import without_secrets
-from trainer.runtime.lifetime import hold_file_lock, stop_process_group
+from trainer.runtime.lifetime import stop_process_group
 from trainer.runtime.memory import reduce_garbage_collection
 
 logger = logging.getLogger(__name__)

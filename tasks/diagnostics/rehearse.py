@@ -44,7 +44,6 @@ from trainer.job import Job
 from trainer.loop.batch import interval_steps, total_steps
 from trainer.reporting import signs_of_life
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
-from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _ROWS: Final = 1000

@@ -25,6 +25,7 @@ import psutil
 
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
+from params.foundation.file_lock import hold_file_lock
 from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
 from tasks.training.supervisor import supervise_training
 from trainer.checkpoints.resume import prepare_resume
@@ -33,7 +34,6 @@ from trainer.job import Job
 from trainer.loop.batch import interval_steps
 from trainer.loop.replay import steps_of
 from trainer.runtime import heartbeat
-from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _SAVE_INTERVALS = 3

@@ -16,6 +16,7 @@ from typing import Any, Final
 from params import DataError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.loading import suggestion
 from tasks.ingestion.formats.csv_tables import is_table, read_cells
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
@@ -25,7 +26,6 @@ from trainer import objectives
 from trainer.data.tokens import read_objective_state
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import format_row_hash
-from trainer.runtime.lifetime import hold_file_lock
 
 _MAX_BYTES: Final = 1 << 30
 """Of a table of answers, all of which are in memory: few bytes of a compressed one can stand for very many."""

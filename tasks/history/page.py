@@ -19,7 +19,6 @@ from tasks.history.metric_chart import axis_range, draw_metric_history, runs_wit
 from tasks.history.recipe_history import RecipeHistory
 from tasks.report.canvas import figure_as_svg
 from tasks.report.templates import render_template
-from trainer.runtime.lifetime import hold_file_lock
 
 PAGE = Path("runs", "index.html")
 ROWS = 100

@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe, StorageError, TransientError
 from params.foundation.artifacts import Artifacts
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Opponent
@@ -30,7 +31,6 @@ from tasks.report.formatting import finite_or_none
 from tasks.report.run_results import RunResults, read_recipe_or_none
 from tasks.report.timings import read_timings
 from tasks.training.versions import git_commit_with_dirty_mark
-from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
 from params.foundation.artifacts import Artifacts, translate_disk_errors
+from params.foundation.file_lock import hold_file_lock
 from params.schema import Publish
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import describe_identity_differences
 from trainer.job import Job
-from trainer.runtime.lifetime import hold_file_lock
 
 if TYPE_CHECKING:
     from tasks.mirror.branch import CheckpointsBranch

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING
 
 from params import CheckpointError, RecipeError, load
 from params.foundation.artifacts import Artifacts, link_or_copy
+from params.foundation.file_lock import hold_file_lock
 from params.schema import Launch, Publish
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, list_checkpoints, read_checkpoint_step
-from trainer.runtime.lifetime import die_with_parent, hold_file_lock
+from trainer.runtime.lifetime import die_with_parent
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository

@@ -24,13 +24,14 @@ from typing import Literal
 
 from params import ModelError, PreemptedError, RecipeError, StorageError, TransientError, load
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.schema import Launch
 from params.sections.base import Section
 from tasks.training import processes
 from trainer.job import Job
 from trainer.runtime import heartbeat
 from trainer.runtime.launcher import LaunchFailureReport
-from trainer.runtime.lifetime import STOP, hold_file_lock
+from trainer.runtime.lifetime import STOP
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from typing import Any
 from params import ModelError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.loading import problems_error
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.evaluation import OwnMetrics
@@ -46,7 +47,6 @@ from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
 from trainer.model.start_model import resolve_start
-from trainer.runtime.lifetime import hold_file_lock
 from trainer.runtime.memory import import_network_code
 from trainer.start import read_pinned_start
 

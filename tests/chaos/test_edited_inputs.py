@@ -10,9 +10,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from tests.chaos.campaign import IS_LONG
 from tests.support.project import STAGES, Project, wait_for
-from trainer.runtime.lifetime import hold_file_lock
 
 pytestmark = pytest.mark.skipif(not IS_LONG, reason="only `make chaos` edits the inputs of every stage")
 

@@ -16,11 +16,11 @@ from flows.clean import delete_unneeded_if_confirmed
 from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.foundation.artifacts import Artifacts
+from params.foundation.file_lock import hold_file_lock
 from tasks.evaluation.release_events import ReleaseEvent
 from tasks.training.run_folders import mark_runs_as_last_started
 from tests.support import forked, tiny
 from tests.support.project import ROOT
-from trainer.runtime.lifetime import hold_file_lock
 
 OLD, NEW = "a" * 16, "0" * 16
 
