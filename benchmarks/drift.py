@@ -28,7 +28,7 @@ from tasks.drift.measure import compare_with_profile
 from tasks.drift.profile import DataProfile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, MeasuredChange
 from tasks.drift.rows import SampledRows, hashed_ngrams, label_hash
-from tasks.drift.two_sample import holm_rejections
+from tasks.multiple_tests import holm_rejections
 
 CONFIDENCES = (0.95, 0.99)
 GROUP = 5

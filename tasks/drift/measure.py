@@ -37,6 +37,7 @@ from tasks.drift.rows import (
     scan_rows,
     without_identifier_columns,
 )
+from tasks.multiple_tests import holm_rejections
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -175,7 +176,7 @@ def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, s
     count = 2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
     permutations = two_sample.PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
-    holds = two_sample.holm_rejections([one.change.p_value for one in found], _error(drift))
+    holds = holm_rejections([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
         for one, rejected in zip(found, holds, strict=True)

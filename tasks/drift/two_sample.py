@@ -211,14 +211,3 @@ def _matrix(features: Sequence[Sequence[int]]) -> Any:
     flat = np.fromiter((number for row in features for number in row), np.int64, starts[-1])
     used, columns = np.unique(flat, return_inverse=True)  # far fewer than there could be
     return scipy.sparse.csr_matrix((np.ones(len(flat)), columns, starts), shape=(len(features), max(1, len(used))))
-
-
-def holm_rejections(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several tests reject by Holm's method (1979): all rejections are right with probability 1 - `level`."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    rejected = [False] * len(p_values)
-    for rank, i in enumerate(order):
-        if p_values[i] > level / (len(p_values) - rank):
-            break
-        rejected[i] = True
-    return rejected

@@ -17,9 +17,9 @@ from typing import Final
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
-from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
+from tasks.multiple_tests import holm_rejections
 
 _NEW_ROWS: Final = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
 

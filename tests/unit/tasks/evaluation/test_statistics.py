@@ -12,12 +12,12 @@ from scipy.special import bdtr
 from scipy.stats import binomtest, norm, ttest_1samp
 
 from params.schema import ObjectiveChoice
-from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import statistics
 from tasks.evaluation.jackknife import Jackknife
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler, accuracy_gain, mcnemar_p_value, paired_share_score_test
+from tasks.multiple_tests import holm_rejections
 from trainer import objectives
 
 CAUSAL = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
