@@ -24,9 +24,10 @@ from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
 from tasks.stages import Report, read_report
+from tasks.templates import make_environment
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
-from tasks.validation.report import ValidationReport, make_environment
+from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference

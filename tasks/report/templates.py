@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.evaluation.report import format_confidence_level
 from tasks.report import formatting
-from tasks.validation.report import escape_direction_characters, make_environment
+from tasks.templates import escape_direction_characters, make_environment
 
 if TYPE_CHECKING:
     import jinja2

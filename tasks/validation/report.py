@@ -1,21 +1,14 @@
-"""The report of the validate stage, and the HTML page made from it."""
+"""The report of the validate stage."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
 from params.sections.rows import Expectation
 from tasks.drift.report import DriftReport
 from tasks.stages import Report
-
-if TYPE_CHECKING:
-    import jinja2
 
 Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
 """Where a check comes from; reports of earlier versions say of some that they were run again, on the remaining rows."""
@@ -129,21 +122,6 @@ class ValidationReport(Report):
         return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({why})"
 
 
-@dataclass(frozen=True)
-class ShownRow:
-    """A row on the page, with shortened values."""
-
-    row_id: int
-    split: str
-    reasons: Sequence[str]
-    values: Sequence[tuple[str, str]]
-
-
-def escape_direction_characters(page: str) -> str:
-    """Return `page` with the characters escaped that change the direction of writing, and could disguise a name."""
-    return page.translate({code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))})
-
-
 def shorten_value(value: object, limit: int) -> str:
     """Return a value on one line: text in quotes with invisible characters escaped, and long values cut off."""
     if isinstance(value, str):
@@ -158,36 +136,3 @@ def expectation_as_call(expectation: Expectation | CheckReport, limit: int = 80)
     return (
         f"{expectation.type}({', '.join(f'{k}={shorten_value(v, limit)}' for k, v in expectation.arguments.items())})"
     )
-
-
-def render_validation_page(
-    report: ValidationReport, *, recipe: str, failures: Sequence[str], rows: Sequence[ShownRow], failing: int
-) -> str:
-    """Return the page: one HTML file with escaped text that loads nothing.
-
-    `failing` counts the rows that are not shown, too.
-    """
-    page = _environment().get_template("validation/report.html.jinja")
-    content = page.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
-    return escape_direction_characters(content)
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return make_environment({"shorten": shorten_value})
-
-
-def make_environment(filters: Mapping[str, Any], *, is_html: bool = True) -> jinja2.Environment:
-    """Return what fills the templates below tasks/, which name each other by their paths there."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: files("tasks").joinpath(name).read_text("utf-8")),
-        autoescape=is_html,  # noqa: S701 - Markdown has its own; a name would not tell, with the suffix of our templates
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=is_html,
-    )
-    environment.filters |= filters
-    return environment

@@ -20,6 +20,7 @@ from params.foundation.artifacts import SPLITS
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
 from tasks.validation.checks import ROW_IS_IN_ONE_SPLIT
 from tasks.validation.label_checks import ROW_IS_KNOWN
+from tasks.validation.page import ShownRow, render_validation_page
 from tasks.validation.raw_rows import (
     NOTHING,
     ORDER,
@@ -29,7 +30,7 @@ from tasks.validation.raw_rows import (
     positions_in_range,
     union_of_positions,
 )
-from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
+from tasks.validation.report import ValidationReport, shorten_value
 from trainer.data.shards import ROW_ID, Shard
 
 MAX_ROWS_ON_PAGE = 50

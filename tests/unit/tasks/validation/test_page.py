@@ -1,4 +1,4 @@
-"""The validation report: whatever the data, it loads nothing and runs nothing."""
+"""The page of validation: whatever the data, it loads nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from params import DataError
 from params.sections.rows import Expectation
 from tasks.drift.report import DriftReport
-from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render_validation_page, shorten_value
+from tasks.validation.page import ShownRow, render_validation_page
+from tasks.validation.report import CheckReport, ValidationReport, shorten_value
 from tests.support.html import Outline
 from tests.support.validation import LONG, run_validation, write_raw
 from tests.unit.tasks.report import example
