@@ -23,9 +23,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_server.server import LocalHub, is_loopback, new_token
+from tasks.hub_server.server import LocalHub, new_token
 from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import AnswerFunction
+from tasks.loopback import is_loopback
 from trainer.reporting.signs_of_life import no_signs_of_life
 
 LOCAL_USER = "local"

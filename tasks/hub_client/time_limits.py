@@ -26,7 +26,7 @@ from huggingface_hub import set_client_factory
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils._http import default_client_factory
 
-from tasks.hub_server.server import is_loopback
+from tasks.loopback import is_loopback
 
 _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0

@@ -6,7 +6,7 @@ import os
 from urllib.parse import urlsplit
 
 from params import HubRefusedError
-from tasks.hub_server.server import is_loopback
+from tasks.loopback import is_loopback
 
 
 def find_token_for_hub(endpoint: str) -> str | None:

@@ -18,5 +18,5 @@
     trials.py               models that answer texts on their pages
     errors.py               HubError
 
-It imports nothing from the rest of this project. docs/hub.md describes it for users.
+It imports nothing from the rest of this project but tasks/loopback.py. docs/hub.md describes it for users.
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import secrets
 import signal
 import socket
@@ -22,6 +21,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tasks.loopback import is_loopback
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
@@ -31,15 +32,6 @@ _BACKLOG = 128
 _PORT_ATTEMPTS = 20
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether a host name or address is this machine: 127.0.0.0/8, also within IPv6, ::1 or localhost."""
-    try:
-        address = ipaddress.ip_address(host or "")
-    except ValueError:
-        return str(host).lower() == "localhost"
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def new_token() -> str:

@@ -34,6 +34,7 @@ PACKAGES = ("params", "trainer", "tasks")
 HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()} | {
     "tasks.shards.executor": "calls functions whose results do not depend on where they run",
     "tasks.hub_client.token": "finds a token",
+    "tasks.loopback": "tells this machine from others; what is read and published does not depend on it",
     "tasks.mirror": "copies checkpoints to a Hub",
     "tasks.progress": "only logs",
     "tasks.shards.kept_work": "gives what the same work made before",

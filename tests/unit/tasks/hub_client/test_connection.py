@@ -22,8 +22,8 @@ from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.repository import disable_xet_where_missing
 from tasks.hub_client.time_limits import limit_hub_requests
 from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
-from tasks.hub_server.server import is_loopback
 from tasks.ingestion.source import open_source
+from tasks.loopback import is_loopback
 from tasks.publishing.exactly_once import publish_release
 from tasks.publishing.release import ANY_WEIGHTS
 from tests.support.faulty_hub import quick_client
