@@ -29,7 +29,7 @@ from params import EvergreenError, RecipeError, StorageError, TransientError
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing, EvaluationReport
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.receipt import Receipt
 from tasks.report.timings import read_timings
 from tasks.stages import read_report
 

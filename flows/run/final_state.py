@@ -16,7 +16,7 @@ from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
 from tasks.hub_client import connection
-from tasks.hub_client.receipt import Receipt, Status
+from tasks.release_log.receipt import Receipt, Status
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
 

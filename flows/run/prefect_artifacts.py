@@ -17,7 +17,7 @@ from flows.run.final_state import release_or_pull_request_url
 from flows.run.kept_reports import keep_report, report_to_open
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
 

@@ -29,8 +29,8 @@ from params import (
 from params.dvc_files import StageInputsSnapshot, read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
-from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import format_duration
 from tasks.stage_run import idle_limit_s
 from tasks.stages import read_report

@@ -24,10 +24,10 @@ from flows.child_process import Logger
 from flows.run import final_state
 from flows.server.configured import read_pages
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.run_log import read_runs
 from tasks.hub_client import connection
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.events import ReleaseEvent, read_release_events
+from tasks.release_log.receipt import Receipt
 from tasks.stages import read_report
 
 EVENT: Final = "evergreen.release.published"

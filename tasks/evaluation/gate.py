@@ -20,6 +20,7 @@ from params.sections.evaluation import Gate
 from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
 from tasks.multiple_tests import holm_rejections
+from tasks.release_log.events import Verdict
 
 _NEW_ROWS: Final = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
 
@@ -67,9 +68,7 @@ class JudgedModel:
     """With `over: test_rows`: how often the held-out rows were used."""
 
 
-def judge_candidate(
-    gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails
-) -> tuple[report.Verdict, list[str]]:
+def judge_candidate(gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails) -> tuple[Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons."""
     if candidate.is_champion:
         return "keep", ["the published model has the same weights: there is nothing to publish"]

@@ -15,10 +15,10 @@ from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
+from tasks.release_log.events import Verdict
 from tasks.stages import Number, Report
 from trainer.start import ReleaseReference
 
-Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained", "other_rows"]
 """What the candidate is compared with: a model, or itself with the inputs of other rows (`tasks.evaluation.other_rows`)."""
 _OPPONENTS: Mapping[Opponent, str] = {

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.sections.evaluation import Gate
-from tasks.evaluation.release_events import ReleaseEvent, SketchOf
 from tasks.evaluation.report import HeldOutRowUse
 from tasks.hub_client.repository_name import RepositoryName, name_repository
+from tasks.release_log.events import ReleaseEvent, SketchOf
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective

@@ -34,16 +34,17 @@ from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
-from tasks.evaluation.release_events import log_verdict, read_release_events_of_project
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suites import judge_suites
+from tasks.evaluation.verdict_log import log_verdict
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.hub_client.repository_name import name_repository
 from tasks.lineage.ancestors import read_start_of_training
+from tasks.release_log.events import read_release_events_of_project
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences

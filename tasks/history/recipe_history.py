@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, read_runs
+from tasks.release_log.events import ReleaseEvent, read_release_events
 
 _RELEASE = ("repo_id", "endpoint", "commit", "tag")
 

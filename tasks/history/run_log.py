@@ -1,7 +1,7 @@
 """The log of runs: every run of the flow that did something or failed, one JSON line each, in runs/<recipe>/runs.jsonl.
 
 Git keeps it; DVC does not know it, and nothing deletes from it. A run that finds nothing to do leaves no entry, so that a
-schedule of every ten minutes does not fill it. The log of releases (tasks/evaluation/release_events.py) holds no times of work
+schedule of every ten minutes does not fill it. The log of releases (tasks/release_log/events.py) holds no times of work
 and no costs: the same work is logged there once, whenever it is done.
 """
 
@@ -14,8 +14,9 @@ import pydantic
 
 from params.foundation.artifacts import Artifacts
 from params.sections.base import Direction
-from tasks.evaluation.report import Opponent, Verdict
-from tasks.hub_client.receipt import Status
+from tasks.evaluation.report import Opponent
+from tasks.release_log.events import Verdict
+from tasks.release_log.receipt import Status
 from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
 
 _OtherEnd = Literal[

@@ -26,7 +26,7 @@ from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Opponent
 from tasks.history import run_log
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
 from tasks.report.run_results import RunResults, read_recipe_or_none
 from tasks.report.timings import read_timings

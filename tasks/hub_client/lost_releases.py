@@ -30,7 +30,7 @@ FORGOTTEN = "forgotten"
 
 
 class LoggedRelease(Report):
-    """What a line of the log of releases (tasks/evaluation/release_events.py) says of a Hub."""
+    """What a line of the log of releases (tasks/release_log/events.py) says of a Hub."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
     time: str = ""

@@ -21,12 +21,12 @@ from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
-from tasks.evaluation.release_events import log_receipt, log_verdict
+from tasks.evaluation.verdict_log import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.lost_releases import refuse_lost_releases
-from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
 from tasks.publishing.unlogged import log_decision, log_releases_without_line, undecided_proposal
+from tasks.release_log.receipt import Receipt
 from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from tasks.digests import PROVENANCE
-from tasks.evaluation.release_events import ReleaseEvent, append_release_event, read_release_events
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import MAX_BYTES
+from tasks.release_log.events import ReleaseEvent, append_release_event, read_release_events
 
 logger = logging.getLogger(__name__)
 _LOOKED_AT = 30  # commits of main, the newest

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from params import load
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent, append_forgotten_releases
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import find_lost_releases
 from tasks.hub_client.release_log import MainHistory
+from tasks.release_log.events import ReleaseEvent, append_forgotten_releases
 
 
 def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
-from tasks.evaluation import release_events
 from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.hub_client.release_log import MainHistory, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
+from tasks.release_log.events import ReleaseEvent, append_release_event, format_release_event, read_release_events
 from tasks.releases import rollback
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {name_of_hub(resolve_hub_endpoint(publish.endpoint))}")
-        events = release_events.read_release_events(Artifacts(path.stem))
+        events = read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:
                 main = MainHistory.read(repository)
@@ -45,7 +45,7 @@ def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> No
                 lines = [error.what]
         print("\n".join(f"  {line}" for line in lines))
         for entry in events[-last:]:
-            print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
+            print(f"  log: {to_one_printable_line(format_release_event(entry))}")
 
 
 def _release_lines(main: MainHistory, last: int) -> list[str]:
@@ -72,9 +72,9 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         time = repository.time_of(commit)
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
-        event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
+        event = ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
         artifacts = Artifacts(path.stem)
-        release_events.append_release_event(artifacts, event, time)
+        append_release_event(artifacts, event, time)
         print(f"commit {artifacts.release_events}: then every history says so")
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
 

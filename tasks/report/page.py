@@ -17,7 +17,7 @@ from typing import Any, Literal
 from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.receipt import Receipt
 from tasks.report import sections
 from tasks.report.canvas import chart_as_svg
 from tasks.report.charts import draw_curves, draw_gain

@@ -15,8 +15,8 @@ from params.dvc_files import read_dvc_lock_stages
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.evaluation import report
-from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
 from tasks.stages import ReportT, read_report
 from tasks.tokenization.report import TokenizationReport

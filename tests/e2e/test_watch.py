@@ -406,9 +406,9 @@ def test_the_release_of_a_lost_run_is_told_once_by_a_later_one_that_tells_of_its
         from datetime import UTC, datetime, timedelta
         from flows.run.untold_releases import tell_untold_releases
         from params.foundation.artifacts import Artifacts
-        from tasks.evaluation.release_events import ReleaseEvent, append_release_event
+        from tasks.release_log.events import ReleaseEvent, append_release_event
         from tasks.history.run_log import RunEntry, append_run
-        from tasks.hub_client.receipt import Receipt
+        from tasks.release_log.receipt import Receipt
         from tasks.stages import save_report
         artifacts, now = Artifacts("told"), datetime.now(UTC)
         place = {"repo_id": "team/told", "endpoint": "http://hub"}

@@ -15,12 +15,12 @@ from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
-from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.lineage.learned_rows import record_learned_rows
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
+from tasks.release_log.receipt import Receipt
 from tasks.stages import save_report
 from tasks.training.model_folder import complete_model_folder
 from tasks.training.report import TrainingReport

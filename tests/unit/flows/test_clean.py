@@ -17,7 +17,7 @@ from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.file_lock import hold_file_lock
-from tasks.evaluation.release_events import ReleaseEvent
+from tasks.release_log.events import ReleaseEvent
 from tasks.training.run_folders import mark_runs_as_last_started
 from tests.support import forked, tiny
 from tests.support.project import ROOT

@@ -27,7 +27,7 @@ from params.foundation.artifacts import KEPT_FOLDER, Artifacts, write_text_atomi
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import RunEntry, append_run, read_runs
-from tasks.hub_client.receipt import Receipt
+from tasks.release_log.receipt import Receipt
 from tasks.report.timings import StageTiming
 from tasks.stages import read_log_and_unrecorded, read_report, save_report
 from tests.support import forked, tiny

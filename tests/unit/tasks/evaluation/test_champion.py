@@ -17,11 +17,11 @@ from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
 from tasks.digests import PROVENANCE
-from tasks.evaluation.release_events import read_release_events
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
+from tasks.release_log.events import read_release_events
 from tasks.releases import rollback
 from tasks.report.page import write_run_report_page
 from tasks.shards.split_rows import SplitRows

@@ -17,7 +17,6 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, weight_file_hashes
 from tasks.evaluation.champion import fetch_champion
-from tasks.evaluation.release_events import ReleaseEvent, append_release_event
 from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository, PublishedModel
@@ -25,6 +24,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.lineage import ancestors
 from tasks.lineage.ancestors import find_base, list_released_ancestors
 from tasks.lineage.learned_rows import record_learned_rows
+from tasks.release_log.events import ReleaseEvent, append_release_event
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import quick_client

@@ -15,12 +15,12 @@ from params import Recipe, StaleBlessingError
 from params.foundation.artifacts import Artifacts
 from tasks.digests import ReleaseRecord, weights_digest
 from tasks.hub_client.connection import fetch_model_once, open_repository
-from tasks.hub_client.receipt import Receipt
 from tasks.hub_client.release_log import MainHistory
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import pull_request_description
 from tasks.publishing.hub_changes import why_start_is_outdated
+from tasks.release_log.receipt import Receipt
 from tasks.releases.rollback import commit_rollback
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import read_report, save_report

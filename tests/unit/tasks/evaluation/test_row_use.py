@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import KEPT_FOLDER, Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
-from tasks.evaluation.release_events import ReleaseEvent, read_release_events_of_project
 from tasks.evaluation.row_use import (
     ComparisonId,
     estimate_reused_row_share,
@@ -22,6 +21,7 @@ from tasks.evaluation.row_use import (
     measure_row_use,
 )
 from tasks.hub_client.repository_name import name_repository
+from tasks.release_log.events import ReleaseEvent, read_release_events_of_project
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives

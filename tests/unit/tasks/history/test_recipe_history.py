@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tasks.history.run_log import RunEntry
+from tasks.release_log.events import ReleaseEvent, read_release_events
 from tests.unit.tasks.history.example import FIRST, entry, write
 
 

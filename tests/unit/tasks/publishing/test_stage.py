@@ -19,11 +19,11 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
 from tasks.evaluation.champion import fetch_champion
-from tasks.evaluation.release_events import read_release_events
 from tasks.hub_client.lost_releases import refuse_hub_without_releases
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import why_receipt_is_outdated
+from tasks.release_log.events import read_release_events
 from tasks.releases.rollback import commit_rollback
 from tests.support import releases, tiny
 from tests.support.forked_code import run_elsewhere

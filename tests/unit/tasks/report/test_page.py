@@ -369,8 +369,8 @@ def test_nonfinite_values_are_shown_as_missing(run):
 
 def test_example_files_match_the_report_models():
     from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
-    from tasks.hub_client.receipt import Receipt
     from tasks.ingestion.report import IngestReport
+    from tasks.release_log.receipt import Receipt
     from tasks.tokenization.report import TokenizationReport
     from tasks.training.report import TrainingReport
     from tasks.validation.report import ValidationReport

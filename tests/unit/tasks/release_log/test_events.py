@@ -15,12 +15,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import StorageError
-from tasks.evaluation.release_events import (
-    ReleaseEvent,
-    append_release_event,
-    format_release_event,
-    read_release_events,
-)
+from tasks.release_log.events import ReleaseEvent, append_release_event, format_release_event, read_release_events
 from tests.support import forked
 from tests.support.project import ROOT
 

@@ -6,13 +6,11 @@ DVC deletes the receipt before it runs the publish stage. It does not know this 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
-from tasks.hub_client.receipt import Receipt
 from tasks.stages import (
     Report,
     append_to_log_in_git,
@@ -21,6 +19,8 @@ from tasks.stages import (
     read_log_and_unrecorded,
 )
 
+Verdict = Literal["publish", "keep", "refuse"]
+"""The gate's, of a candidate."""
 SketchOf = Literal["texts", "inputs", "words"]
 """What a sketch of rows has the hashes of: the words of inputs; in lines of earlier versions inputs as they are written, or whole texts,
 with the targets of some objectives."""
@@ -69,52 +69,6 @@ class ReleaseEvent(Report):
     row_sketch: tuple[Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")], ...] = ()
     """Which held-out rows a verdict's comparison used (tasks.evaluation.row_use); empty with `over: release`."""
     row_sketch_of: SketchOf = "texts"
-
-
-def log_verdict(
-    artifacts: Artifacts,
-    event: Literal["verdict", "refused"],
-    blessing: Blessing,
-    evaluated: EvaluationReport,
-    *,
-    repo_id: str,
-    endpoint: str,
-    row_sketch: tuple[str, ...] = (),
-) -> None:
-    """Log the gate's verdict, or that a model was not published because of it."""
-    champion, used = blessing.champion, {}
-    if row_sketch:
-        used = {"confidence": blessing.confidence, "row_sketch": row_sketch, "row_sketch_of": "words"}
-    entry = ReleaseEvent(
-        event=event,
-        reasons=blessing.reasons,
-        repo_id=repo_id,
-        endpoint=endpoint,
-        commit=champion.commit if champion else None,
-        tag=champion.tag if champion else None,
-        **used,
-        **_evaluation(blessing, evaluated),
-    )
-    append_release_event(artifacts, entry)
-
-
-def log_receipt(
-    artifacts: Artifacts,
-    receipt: Receipt,
-    blessing: Blessing,
-    evaluated: EvaluationReport,
-    time: datetime | None = None,
-) -> None:
-    """Log what became of a model; `time` is that of a release by the Hub's clock."""
-    published = receipt.model_dump(exclude={"status"})
-    entry = ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated))
-    append_release_event(artifacts, entry, time)
-
-
-def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
-    """Return the fields of an entry that say what was evaluated, and the metrics."""
-    fields = {"verdict": blessing.verdict, "weights": blessing.model, "metric": blessing.metric}
-    return fields | {"data": blessing.data, "recipe": blessing.recipe, "metrics": evaluated.metrics}
 
 
 def append_release_event(artifacts: Artifacts, entry: ReleaseEvent, time: datetime | None = None) -> None:
