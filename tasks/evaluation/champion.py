@@ -84,7 +84,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
     """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
-        from tasks.hub_client.release_log import MainHistory
+        from tasks.hub_client.main_history import MainHistory
 
         main, where = MainHistory.read(repository), resolve_hub_endpoint(endpoint)
         refuse_lost_releases(artifacts, main, where, weights=weights)

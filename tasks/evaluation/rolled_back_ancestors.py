@@ -16,7 +16,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.digests import ReleasedModel
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import LoggedRelease
-from tasks.hub_client.release_log import MainHistory, RolledBackCommit
+from tasks.hub_client.main_history import MainHistory, RolledBackCommit
 from tasks.lineage.ancestors import Ancestor, list_ancestors_of_model
 from tasks.stages import list_runs_with_log, read_log_and_unrecorded
 

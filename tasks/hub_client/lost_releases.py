@@ -20,7 +20,7 @@ from tasks.hub_client.repository_name import name_repository
 from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded, read_logs
 
 if TYPE_CHECKING:
-    from tasks.hub_client.release_log import MainHistory
+    from tasks.hub_client.main_history import MainHistory
 
 logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 10.0
@@ -129,7 +129,7 @@ def refuse_hub_without_releases(artifacts: Artifacts, *, repo_id: str, endpoint:
         return
     try:
         with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-            from tasks.hub_client.release_log import MainHistory
+            from tasks.hub_client.main_history import MainHistory
 
             main = MainHistory.read(replace(repository, timeout_s=_PATIENCE_S))
             refuse_lost_releases(artifacts, main, resolve_hub_endpoint(endpoint))

@@ -21,7 +21,7 @@ from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import code_block_fence, render_model_card
 from tasks.publishing.provenance import FILE, collect_provenance
-from tasks.publishing.release import ReleasePlan, plan_release
+from tasks.publishing.release_plan import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts

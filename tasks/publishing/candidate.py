@@ -27,7 +27,7 @@ from trainer.objectives.bases.network.position_limits import NO_LIMIT
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
-    from tasks.hub_client.release_log import MainHistory
+    from tasks.hub_client.main_history import MainHistory
     from tasks.hub_client.repository import HubRepository
 
 _MERGED = "remove publish.adapter: the model is then published with the adapters merged"

@@ -20,10 +20,10 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
+from tasks.hub_client.main_history import PUBLISH_ID
 from tasks.hub_client.release_file import HUBS_OWN_FILES, RELEASE_FILE, ReleasedFile
-from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, HubRepository, Tree, tree_weights_digest
-from tasks.publishing.release import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan
+from tasks.publishing.release_plan import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan
 
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""

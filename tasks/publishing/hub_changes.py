@@ -6,7 +6,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Publish, Start
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-from tasks.hub_client.release_log import MainHistory, read_main_commits
+from tasks.hub_client.main_history import MainHistory, read_main_commits
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.release_log.receipt import Receipt

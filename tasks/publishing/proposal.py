@@ -20,11 +20,11 @@ from huggingface_hub.community import Discussion, DiscussionComment, DiscussionS
 
 from params.foundation.errors import StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
+from tasks.hub_client.main_history import PUBLISH_ID
 from tasks.hub_client.release_file import ReleaseRecord
-from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
 from tasks.publishing.exactly_once import RepositoryState, files_to_write_or_remove
-from tasks.publishing.release import ReleaseOutcome, ReleasePlan
+from tasks.publishing.release_plan import ReleaseOutcome, ReleasePlan
 
 WAITING: Final = frozenset({"open", "draft"})
 """Statuses of a pull request that a person may merge or close."""

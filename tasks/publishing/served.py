@@ -27,7 +27,7 @@ from params.foundation.hashing import file_sha256
 from tasks.evaluation.reading import ModelTokenization
 from tasks.progress import iterate_with_progress
 from tasks.publishing.candidate import Candidate
-from tasks.publishing.release import ReleasePlan
+from tasks.publishing.release_plan import ReleasePlan
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens

@@ -110,11 +110,11 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> tuple[Receipt
     There is no receipt if main holds it, or somebody rolled back from it.
     """
     time: datetime | None = None
-    from tasks.hub_client.release_log import MainHistory
+    from tasks.hub_client.main_history import MainHistory
     from tasks.publishing.assembly import assemble_and_plan_release
     from tasks.publishing.exactly_once import publish_release
     from tasks.publishing.proposal import ReleaseProposals
-    from tasks.publishing.release import ReleaseOutcome
+    from tasks.publishing.release_plan import ReleaseOutcome
 
     publish, hub, artifacts = candidate.publish, name_of_hub(candidate.endpoint), candidate.artifacts
     if publish.dry_run:

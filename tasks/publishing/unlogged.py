@@ -49,7 +49,7 @@ def log_decision(candidate: Candidate) -> None:
 
 def log_releases_without_line(candidate: Candidate) -> None:
     """Log this recipe's releases and rollbacks on main since the last that the log knows: their records may have been lost."""
-    from tasks.hub_client.release_log import read_main_commits
+    from tasks.hub_client.main_history import read_main_commits
 
     champion, artifacts = candidate.blessing.champion, candidate.artifacts
     logged = {one.commit for one in read_release_events(artifacts) if one.event in {"published", "rollback"}}

@@ -9,7 +9,7 @@ from typing import Final
 from params import HubRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
-from tasks.hub_client.release_log import read_main_commits
+from tasks.hub_client.main_history import read_main_commits
 from tasks.hub_client.repository import MAIN, HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.publishing.provenance import FILE, MAX_BYTES

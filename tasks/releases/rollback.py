@@ -14,7 +14,7 @@ from typing import NamedTuple
 from huggingface_hub import CommitOperationCopy, CommitOperationDelete
 
 from params.foundation.errors import HubRefusedError
-from tasks.hub_client import release_log
+from tasks.hub_client import main_history
 from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.repository import MAIN, HubRepository, Tree
 
@@ -36,7 +36,7 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
         HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
         TransientError: no clear answer in time. Running it again is safe.
     """
-    by, why, where = release_log.to_one_printable_line(by), release_log.to_one_printable_line(why), repository.where
+    by, why, where = main_history.to_one_printable_line(by), main_history.to_one_printable_line(why), repository.where
     if not by or not why:
         what = f"a rollback needs {'a reason' if by else 'the name of who asks for it'}"
         raise HubRefusedError(where, what, "say who asks and why: others will want to know later")
@@ -51,7 +51,7 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
             raise HubRefusedError(where, f"the repository has no branch {MAIN}", "create one, or remove the repository")
         target = repository.tree(tags[tag])
         for commit in repository.history():
-            if f"{release_log.ROLLBACK_ID}: {rollback_id}" in commit.message.splitlines():
+            if f"{main_history.ROLLBACK_ID}: {rollback_id}" in commit.message.splitlines():
                 if _changes(target, repository.tree(commit.commit_id), tags[tag]):
                     what = f"commit {commit.commit_id} has the id of this rollback and other files than {tag}"
                     raise HubRefusedError(where, what, "find out who wrote it, and roll back again")
@@ -60,13 +60,13 @@ def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -
         if not changes:
             return RollbackResult(parent, changed=False)
         trailers = {
-            release_log.ROLLED_BACK_TO: tag,
-            release_log.ROLLED_BACK_FROM: parent,
-            release_log.GATE: "overridden",
-            release_log.BY: by,
-            release_log.REASON: why,
+            main_history.ROLLED_BACK_TO: tag,
+            main_history.ROLLED_BACK_FROM: parent,
+            main_history.GATE: "overridden",
+            main_history.BY: by,
+            main_history.REASON: why,
         }
-        trailers[release_log.ROLLBACK_ID] = rollback_id
+        trailers[main_history.ROLLBACK_ID] = rollback_id
         made = repository.commit(changes, parent=parent, title=f"Roll back to {tag}", trailers=trailers)
         if _changes(target, repository.tree(made), tags[tag]):
             raise InconsistentStateError(f"commit {made}, which the client returned, does not hold the files of {tag}")

@@ -19,7 +19,7 @@ import pydantic
 from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
 from params.schema import Start
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-from tasks.hub_client.release_log import MainHistory
+from tasks.hub_client.main_history import MainHistory
 from tasks.hub_client.repository import HubRepository
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective

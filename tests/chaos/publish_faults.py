@@ -26,7 +26,7 @@ from params.foundation.errors import EvergreenError, StaleBlessingError
 from tasks.hub_client import time_limits
 from tasks.hub_client.repository import HubRepository, RetryPolicy, tree_weights_digest
 from tasks.publishing.exactly_once import publish_release
-from tasks.publishing.release import ANY_WEIGHTS, ReleasePlan, plan_release
+from tasks.publishing.release_plan import ANY_WEIGHTS, ReleasePlan, plan_release
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))

@@ -34,7 +34,7 @@ def publish():
     from safetensors.torch import load_file, save_file
 
     from tasks.publishing.exactly_once import publish_release
-    from tasks.publishing.release import plan_release
+    from tasks.publishing.release_plan import plan_release
 
     folder = Path("rival")
     folder.mkdir()

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.exactly_once import publish_release
-from tasks.publishing.release import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan, plan_release
+from tasks.publishing.release_plan import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan, plan_release
 from tests.support.faulty_hub import Clock
 
 REPO = "alice/model"

@@ -18,7 +18,7 @@ from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, weight_file_hashes
 from tasks.evaluation.champion import fetch_champion
 from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
-from tasks.hub_client.release_log import MainHistory
+from tasks.hub_client.main_history import MainHistory
 from tasks.hub_client.repository import HubRepository, PublishedModel
 from tasks.hub_server.server import LocalHub
 from tasks.lineage import ancestors

@@ -15,7 +15,7 @@ from params import Recipe, StaleBlessingError
 from params.foundation.artifacts import Artifacts
 from tasks.digests import ReleaseRecord, weights_digest
 from tasks.hub_client.connection import fetch_model_once, open_repository
-from tasks.hub_client.release_log import MainHistory
+from tasks.hub_client.main_history import MainHistory
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import pull_request_description

@@ -25,7 +25,7 @@ from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
 from tasks.ingestion.source import open_source
 from tasks.loopback import is_loopback
 from tasks.publishing.exactly_once import publish_release
-from tasks.publishing.release import ANY_WEIGHTS
+from tasks.publishing.release_plan import ANY_WEIGHTS
 from tests.support.faulty_hub import quick_client
 from tests.support.publications import plan, write_model
 

@@ -14,10 +14,10 @@ from huggingface_hub import HfApi
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.hub_client.lost_releases import find_lost_releases, refuse_hub_without_releases, refuse_lost_releases
-from tasks.hub_client.release_log import MainHistory
+from tasks.hub_client.main_history import MainHistory
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.release import ReleaseOutcome
+from tasks.publishing.release_plan import ReleaseOutcome
 from tasks.release_log.events import ReleaseEvent, append_release_event
 from tasks.releases.forget import forget_lost_releases
 from tasks.releases.rollback import commit_rollback

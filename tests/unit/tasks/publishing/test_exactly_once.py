@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
 from tasks.hub_client.repository import HubRepository
-from tasks.publishing.release import ReleaseOutcome, ReleasePlan
+from tasks.publishing.release_plan import ReleaseOutcome, ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, assert_published_once, plan, publish
 

@@ -14,11 +14,11 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
 from params.foundation.errors import StaleBlessingError, TransientError
+from tasks.hub_client.main_history import read_main_commits
 from tasks.hub_client.release_file import RELEASE_FILE, ReleasedFile, release_id, release_record_bytes, release_tag
-from tasks.hub_client.release_log import read_main_commits
 from tasks.publishing.hub_changes import fetch_pull_request_status
 from tasks.publishing.proposal import ReleaseProposals
-from tasks.publishing.release import ReleaseOutcome, ReleasePlan
+from tasks.publishing.release_plan import ReleaseOutcome, ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, contents, patient, plan, publish, write_model
 

@@ -11,17 +11,17 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.hub_client.release_file import RELEASE_FILE
-from tasks.hub_client.release_log import (
+from tasks.hub_client.main_history import (
     MainCommit,
     MainHistory,
     read_main_commits,
     release_table_lines,
 )
+from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.hub_server import git_objects
 from tasks.hub_server.store import RepositoryStore
-from tasks.publishing.release import ReleaseOutcome
+from tasks.publishing.release_plan import ReleaseOutcome
 from tasks.release_log.events import ReleaseEvent, append_release_event, read_release_events
 from tasks.releases import recipe_releases
 from tasks.releases.rollback import RollbackResult, commit_rollback

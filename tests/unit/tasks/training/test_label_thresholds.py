@@ -17,7 +17,7 @@ from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
 from tasks.digests import weights_digest_by_form
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
-from tasks.publishing.release import plan_release
+from tasks.publishing.release_plan import plan_release
 from tests.support import releases, tiny
 from tests.support.training import assert_same, run_train, run_train_with_kills
 from tests.support.zoo.cells import train_in_process

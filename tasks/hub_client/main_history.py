@@ -1,4 +1,4 @@
-"""The log of a repository's releases: what was published when, and what was rolled back by whom and why.
+"""The history of main: what was published when, and what was rolled back by whom and why.
 
 for line in release_table_lines(read_main_commits(HubRepository(HfApi(), "me/model"))):
     print(line)

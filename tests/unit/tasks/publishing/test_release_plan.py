@@ -12,7 +12,7 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import ModelError
 from tasks.digests import weight_file_hashes, weights_digest, weights_digest_by_form
-from tasks.publishing.release import RELEASE_FILE
+from tasks.publishing.release_plan import RELEASE_FILE
 from tests.support.publications import REPO, plan
 
 
