@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice
 from params.sections.data import Data
 from params.sections.rows import Expectation, Tokenization, TrainTokenizer, Validation
+from tasks.stage_inputs import StageInputsSnapshot
 from trainer.data.shards import folder_sha256
 from trainer.runtime import fork_server
 from trainer.runtime.lifetime import run_and_end

@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from params import load
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch
 from params.sections.data import Data
+from tasks.recipes.loading import load
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\

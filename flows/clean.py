@@ -26,11 +26,12 @@ from jinja2.filters import do_filesizeformat
 from flows.dvc_project import cache as dvc_cache
 from flows.dvc_project.locks import remove_dead_lock_owners
 from flows.dvc_project.remote import read_cache_folder
-from params import HubRefusedError, TransientError, load
+from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.file_lock import hold_file_lock
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import RepositoryStore
+from tasks.recipes.loading import load
 from tasks.releases.recorded_data import fetch_release_data_hashes
 from tasks.training.run_folders import list_superseded_run_folders
 

@@ -19,8 +19,8 @@ from typer import Argument, Option
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
-from params.loading import recipe_name
 from tasks import commands
+from tasks.recipes.loading import recipe_name
 from trainer.reporting import signs_of_life
 
 app = typer.Typer(context_settings={"help_option_names": ["--help", "-h"]}, no_args_is_help=True, rich_markup_mode=None)

@@ -34,10 +34,10 @@ from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_arti
 from flows.run.stops import state_after_signal
 from flows.run.untold_releases import tell_untold_releases
 from flows.server import clock
-from params import EvergreenError, GateRefusedError, InputsChangedError, RecipeError, StaleBlessingError, load
+from params import EvergreenError, GateRefusedError, InputsChangedError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
-from params.loading import recipe_name
+from tasks.recipes.loading import load, recipe_name
 
 clock.send_heartbeats_with_server_time()  # the first one comes before the flow's first line
 

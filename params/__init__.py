@@ -1,7 +1,7 @@
 # ruff: noqa: I001  # sorted, each of these names would be an import of its own
-"""What a run is: recipes (one YAML file is one complete run), their typed schema, and `load(path)`.
+"""What a run is: recipes (one YAML file is one complete run), and their typed schema.
 
-What reads recipes is imported on first use: it takes a third of a second, and a process that runs DVC needs only the errors.
+The schema is imported on first use: it takes a third of a second, and a process that runs DVC needs only the errors.
 """
 
 from typing import TYPE_CHECKING
@@ -30,19 +30,14 @@ from params.foundation.errors import (
 )
 
 if TYPE_CHECKING:
-    from params.loading import (
-        Document as Document,
-        Problem as Problem,
-        load as load,
-        read_yaml_document as read_yaml_document,
-    )
+    from params.problems import Problem as Problem
     from params.schema import Recipe as Recipe
 
 
 def __getattr__(name: str) -> object:
-    """Import what reads recipes."""
-    if name not in {"Document", "Problem", "Recipe", "load", "read_yaml_document"}:
+    """Import the schema of recipes."""
+    if name not in {"Problem", "Recipe"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from params import loading
+    from params import problems
 
-    return getattr(loading, name)
+    return getattr(problems, name)

@@ -21,7 +21,7 @@ from typing import Any
 
 from params.foundation.errors import RecipeError
 from params.foundation.installation import install_module
-from params.loading import suggestion
+from params.problems import suggestion
 from params.sections.base import IMPORTABLE, Call
 
 _NAME = re.compile(IMPORTABLE)

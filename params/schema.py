@@ -1,6 +1,6 @@
 """The keys of a recipe: one frozen pydantic model per section, one docstring per key. Some sections are in params/sections.
 
-Keys without a default here get one from params/defaults.py, which depends on the objective and the model. No DVC stage declares
+Keys without a default here get one from tasks/recipes/defaults.py, which depends on the objective and the model. No DVC stage declares
 `launch`: it says where a run happens (processes, micro-batch, workers), not what is learned.
 """
 

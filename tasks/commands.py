@@ -18,12 +18,12 @@ import typer
 from typer import Argument, Option
 from typer.completion import shell_complete
 
-from params import DataError, EvergreenError, load
+from params import DataError, EvergreenError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.printable import discard_output_without_reader, make_stdout_printable
 from params.foundation.stages import PIPELINE
-from params.loading import find_recipe, recipe_names_with_prefix
+from tasks.recipes.loading import find_recipe, load, recipe_names_with_prefix
 from tasks.releases import commands as releases
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage_as_command
@@ -89,7 +89,7 @@ def show_recipe(recipe: RecipePath) -> None:
 
     Those that its file does not give are marked as defaults.
     """
-    from params.resolve import recipe_text_marking_defaults
+    from tasks.recipes.resolve import recipe_text_marking_defaults
 
     print(recipe_text_marking_defaults(Artifacts(recipe.stem)), end="")
 
@@ -97,7 +97,7 @@ def show_recipe(recipe: RecipePath) -> None:
 @app.command(hidden=True)
 def resolve(recipe: RecipePath) -> None:
     """Write runs/<recipe>/recipe.yaml, the recipe with all of its values. DVC runs this before the stages."""
-    from params.resolve import write_resolved_recipe
+    from tasks.recipes.resolve import write_resolved_recipe
 
     write_resolved_recipe(Artifacts(recipe.stem))
 

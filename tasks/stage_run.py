@@ -10,11 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from params import DataError, InputsChangedError, Recipe, load
-from params.dvc_files import StageInputsSnapshot, check_recipe_matches_snapshot
+from params import DataError, InputsChangedError, Recipe
 from params.foundation.artifacts import Artifacts, translate_disk_errors
 from params.foundation.stages import PIPELINE, Stage, stage_named
 from tasks.progress import end_process_if_idle
+from tasks.recipes.loading import load
+from tasks.stage_inputs import StageInputsSnapshot, check_recipe_matches_snapshot
 from tasks.stages import Report
 
 

@@ -10,7 +10,7 @@ from transformers import PrinterCallback
 
 from params import DataError, ModelError
 from params.importing import import_by_name
-from params.loading import problems_error
+from params.problems import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
 from trainer.conflicts import find_training_conflicts, find_weight_conflicts

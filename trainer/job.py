@@ -8,7 +8,7 @@ from typing import Any
 
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import Artifacts
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
 from params.sections.base import Direction, Section
 from params.sections.evaluation import OwnMetrics

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from flows.dvc_project.restore import is_stale_or_drop_outdated
 from flows.dvc_project.stage import open_dvc_repository, run_action_for_exit_status
-from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, load
+from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation.artifacts import Artifacts, as_storage_error
 from params.sections.data import RowsFromFiles
+from tasks.recipes.loading import load
 from trainer.runtime.memory import reduce_garbage_collection
 
 _GONE_STATUS: Final = (404, 410)

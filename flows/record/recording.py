@@ -27,6 +27,7 @@ from flows.dvc_project.remote import read_default_remote_name, require_default_r
 from flows.record.git_branch import BranchMovedError, RemoteGitBranch
 from params import EvergreenError, RecipeError, StorageError, TransientError
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.release_log.receipt import Receipt

@@ -17,21 +17,15 @@ from flows import child_process
 from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.locks import hold_recipe_lock
 from flows.run import unwatched_sources
-from params import (
-    EvergreenError,
-    InputsChangedError,
-    ModelError,
-    StaleBlessingError,
-    StalledError,
-    TransientError,
-    load,
-)
-from params.dvc_files import StageInputsSnapshot, read_dvc_lock_stages, read_recipes_yaml_item
+from params import EvergreenError, InputsChangedError, ModelError, StaleBlessingError, StalledError, TransientError
+from params.dvc_files import read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tasks.ingestion.report import IngestReport
+from tasks.recipes.loading import load
 from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import format_duration
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stage_run import idle_limit_s
 from tasks.stages import read_report
 from trainer.reporting import signs_of_life

@@ -16,10 +16,11 @@ from typing import Final
 from flows import child_process
 from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
-from params import DataError, EvergreenError, ModelError, RecipeError, load
+from params import DataError, EvergreenError, ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
 from tasks.ingestion.report import IngestReport, revisions_by_source
+from tasks.recipes.loading import load
 from tasks.stages import read_report
 
 _GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same rows would cause again

@@ -24,11 +24,12 @@ from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
-from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
+from params.problems import Key, suggestion
 from params.schema import Launch, ObjectiveChoice, Training
 from params.sections.evaluation import Evaluation
 from tasks.diagnostics import model_checks, source_checks
 from tasks.publishing.secrets import find_secrets
+from tasks.recipes.loading import Document, parse, read_yaml_document, valid_sections
 from trainer import objectives
 from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.conflicts import find_training_conflicts

@@ -14,7 +14,7 @@ from params import EvergreenError, HubRefusedError, ModelError, Problem, Transie
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
-from params.loading import Key
+from params.problems import Key
 from params.schema import Model, ObjectiveChoice, Publish, Training
 from params.sections.base import repo_id_problem
 from params.sections.evaluation import Evaluation

@@ -22,13 +22,15 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import InterruptedTrainingError, Recipe, load
+from params import InterruptedTrainingError, Recipe
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.stages import STAGES, UP_TO_TRAIN
-from params.resolve import write_complete_recipe
 from tasks.diagnostics.check import check
 from tasks.diagnostics.few_rows import RehearsalRows, deal_rows, open_sources, read_split
 from tasks.hub_client.connection import LOCAL
+from tasks.recipes.loading import load
+from tasks.recipes.resolve import write_complete_recipe
 from tasks.report.formatting import format_duration
 from tasks.stage_run import call_stage_function
 from tasks.stages import read_report

@@ -11,7 +11,7 @@ from typing import Any
 from params import EvergreenError, Problem
 from params.foundation.artifacts import SPLITS
 from params.importing import find_named_source_files, import_by_name
-from params.loading import Key, suggestion
+from params.problems import Key, suggestion
 from params.schema import ObjectiveChoice, Training
 from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from params import DataError, Recipe, load
+from params import DataError, Recipe
 from params.foundation.artifacts import SPLITS, Artifacts
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives

@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 import psutil
 
-from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
+from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.foundation.file_lock import hold_file_lock
 from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
+from tasks.recipes.loading import load
 from tasks.training.supervisor import supervise_training
 from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import newest_checkpoint_step

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from params import RecipeError
-from params.loading import suggestion
+from params.problems import suggestion
 from params.sections.evaluation import Gate
 from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, LabelResult
 from tasks.evaluation.scoring import RowScores

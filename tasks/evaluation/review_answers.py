@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from params import DataError, Recipe, RecipeError, load
+from params import DataError, Recipe, RecipeError
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.file_lock import hold_file_lock
-from params.loading import suggestion
+from params.problems import suggestion
 from tasks.ingestion.formats.csv_tables import is_table, read_cells
 from tasks.ingestion.links import refuse_linked_folders, refuse_links_out_of_folder
 from tasks.ingestion.row_limit import size_of_row
+from tasks.recipes.loading import load
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.foundation.file_lock import hold_file_lock
 from params.foundation.stages import STAGES
 from tasks.history import cells
 from tasks.history.metric_chart import axis_range, draw_metric_history, runs_with_deciding_metric

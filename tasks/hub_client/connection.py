@@ -17,10 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from params import HubRefusedError, load
+from params import HubRefusedError
 from params.foundation.artifacts import MAX_BYTES, Artifacts, replace_folder_atomically
 from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
 from tasks.hub_server.server import LocalHub, new_token
+from tasks.recipes.loading import load
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import pydantic
 
-from params import EvergreenError, HubRefusedError, TransientError, load
+from params import EvergreenError, HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.repository_name import name_repository
+from tasks.recipes.loading import load
 from tasks.stages import Report, list_runs_with_log, read_log_and_unrecorded, read_logs
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from params import HubRefusedError, RecipeError, load
+from params import HubRefusedError, RecipeError
 from params.foundation.artifacts import Artifacts, translate_disk_errors
-from params.loading import find_recipe
 from tasks.hub_client.connection import find_repository_endpoint, open_repository
+from tasks.recipes.loading import find_recipe, load
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository

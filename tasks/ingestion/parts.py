@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from params import DataError, RecipeError
-from params.loading import suggestion
+from params.problems import suggestion
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import WrittenPart, part_file_name, write_part_shards

@@ -13,7 +13,7 @@ import pyarrow as pa
 from params import DataError, EvergreenError, RecipeError
 from params.foundation.hashing import file_sha256
 from params.importing import find_named_source_files, import_by_name
-from params.loading import suggestion
+from params.problems import suggestion
 from params.sections.data import Source
 from tasks.ingestion.batches import SourceBatch, rename_columns
 from tasks.ingestion.function import find_imports_beyond_ingest

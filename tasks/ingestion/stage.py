@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from params import DataError, RecipeError
-from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, CORRECTIONS, SPLITS, SUITES, Artifacts, replace_folder_atomically
 from params.schema import Launch
 from params.sections.data import Data, Source, Split
@@ -42,6 +41,7 @@ from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows, type_name
 from tasks.shards.times import NO_TIME, iso_text
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from params import EvergreenError, load
+from params import EvergreenError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, ReleasedModel, ReleaseRecord, digests_in_each_form, weights_digest
 from tasks.hub_client.cached_files import fetch_if_there
 from tasks.lineage.training_record import RecordedAncestor, read_recorded_ancestors
+from tasks.recipes.loading import load
 from trainer.start import RECORD, ReleaseReference, read_pinned_start
 
 

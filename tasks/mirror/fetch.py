@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
+from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts, translate_disk_errors
 from params.foundation.file_lock import hold_file_lock
 from params.schema import Publish
+from tasks.recipes.loading import load
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import describe_identity_differences
 from trainer.job import Job

@@ -24,10 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from params import CheckpointError, RecipeError, load
+from params import CheckpointError, RecipeError
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.foundation.file_lock import hold_file_lock
 from params.schema import Launch, Publish
+from tasks.recipes.loading import load
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, list_checkpoints, read_checkpoint_step
 from trainer.runtime.lifetime import die_with_parent
 

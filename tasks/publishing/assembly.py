@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from params import load
-from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import ADAPTER, KNOWN_ROWS, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
 from tasks.lineage.ancestors import find_base
@@ -22,9 +20,11 @@ from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import code_block_fence, render_model_card
 from tasks.publishing.provenance import FILE, collect_provenance
 from tasks.publishing.release_plan import ReleasePlan, plan_release
+from tasks.recipes.loading import load
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
 from trainer.model.limits import write_reading_limit

@@ -16,13 +16,13 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from params import load
 from params.sections.data import RowsFromHubDataset
 from tasks.evaluation.report import EvaluationDetails, EvaluationReport, SliceResult, format_confidence_level
 from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
+from tasks.recipes.loading import load
 from tasks.stages import Report, read_report
 from tasks.templates import make_environment
 from tasks.tokenization.report import TokenizationReport

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, Final
 
-from params import RecipeError, load
+from params import RecipeError
 from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import UP_TO_TRAIN
@@ -16,6 +16,7 @@ from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
 from tasks.lineage.ancestors import list_released_ancestors
+from tasks.recipes.loading import load
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
 

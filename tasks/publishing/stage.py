@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from params import GateRefusedError
-from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
@@ -27,6 +26,7 @@ from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.publishing.candidate import Candidate, require_readable_base_model
 from tasks.publishing.unlogged import log_decision, log_releases_without_line, undecided_proposal
 from tasks.release_log.receipt import Receipt
+from tasks.stage_inputs import StageInputsSnapshot, check_earlier_stages_unchanged
 from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 

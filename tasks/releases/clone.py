@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ruamel.yaml import YAML
 
-from params import DataError, ModelError, RecipeError, TransientError, load
+from params import DataError, ModelError, RecipeError, TransientError
 from params.dvc_files import RECIPES
 from params.foundation import command_result
 from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
@@ -38,6 +38,7 @@ from tasks.hub_client.release_file import Sha256
 from tasks.ingestion.links import LINKED_PROJECT
 from tasks.ingestion.report import revisions_by_source
 from tasks.publishing.provenance import FILE
+from tasks.recipes.loading import load
 from tasks.releases.reviewed import refuse_unreviewed_commit
 from trainer.data import shards
 from trainer.runtime.lifetime import stop_process_group

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from params.loading import find_recipe
+from tasks.recipes.loading import find_recipe
 
 
 def rollback(

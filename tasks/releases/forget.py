@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from params import load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import find_lost_releases
 from tasks.hub_client.main_history import MainHistory
+from tasks.recipes.loading import load
 from tasks.release_log.events import ReleaseEvent, append_forgotten_releases
 
 

@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from params import HubRefusedError, RecipeError, load
+from params import HubRefusedError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
 from tasks.hub_client.lost_releases import refuse_lost_releases
 from tasks.hub_client.main_history import MainHistory, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
+from tasks.recipes.loading import load
 from tasks.release_log.events import ReleaseEvent, append_release_event, format_release_event, read_release_events
 from tasks.releases import rollback
 

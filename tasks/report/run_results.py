@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from params import EvergreenError, ModelError, Recipe, load
+from params import EvergreenError, ModelError, Recipe
 from params.dvc_files import read_dvc_lock_stages
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.evaluation import report
 from tasks.ingestion.report import IngestReport
+from tasks.recipes.loading import load
 from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
 from tasks.stages import ReportT, read_report

@@ -13,10 +13,10 @@ from typing import Final
 from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import write_text_atomically
-from params.loading import recipe_name_problem
 from params.sections.base import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
+from tasks.recipes.loading import recipe_name_problem
 from tasks.scaffold import choices, project, proposal
 from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.corpus import add_corpus, read_corpus

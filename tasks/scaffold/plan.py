@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from params import DataError, RecipeError
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import Model, ObjectiveChoice
 from params.sections.rows import Tokenization
 from tasks.scaffold import choices

@@ -20,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from params.loading import recipe_name_problem
+from tasks.recipes.loading import recipe_name_problem
 from trainer.objectives.advice.base import AdvisedValue
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from params import RecipeError
 from params.foundation.errors import see_limits
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.candidates import (
     NESTED,

@@ -33,11 +33,11 @@ from typing import Any, Final, Generic, TypeVar
 from xxhash import xxh3_128
 
 from params import KilledError
-from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.schema import Launch
 from tasks.progress import iterate_with_progress
 from tasks.shards import executor
+from tasks.stage_inputs import StageInputsSnapshot, file_fingerprint
 
 logger = logging.getLogger(__name__)
 _RESULT: Final = "result"

@@ -17,7 +17,6 @@ import json
 import logging
 from collections.abc import Iterable
 
-from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Start
@@ -25,6 +24,7 @@ from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.lineage.training_record import record_train_rows
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import save_report
 from tasks.tokenization.encoding import RowEncoder, collect_state, encode_and_write_splits, find_documents, read_rows
 from tasks.tokenization.report import TokenizationReport

@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from params import ModelError, PreemptedError, RecipeError, StorageError, TransientError, load
+from params import ModelError, PreemptedError, RecipeError, StorageError, TransientError
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.file_lock import hold_file_lock
 from params.schema import Launch
 from params.sections.base import Section
+from tasks.recipes.loading import load
 from tasks.training import processes
 from trainer.job import Job
 from trainer.runtime import heartbeat

@@ -20,17 +20,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from params import ModelError, Recipe, RecipeError, load
+from params import ModelError, Recipe, RecipeError
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.foundation.file_lock import hold_file_lock
-from params.loading import problems_error
+from params.problems import problems_error
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.evaluation import OwnMetrics
 from tasks.lineage.ancestors import find_base_commit
 from tasks.lineage.learned_rows import record_learned_rows
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
+from tasks.recipes.loading import load
 from tasks.stages import read_report, save_report
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tasks.training.report import TrainingReport

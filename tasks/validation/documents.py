@@ -15,7 +15,7 @@ from pyarrow import types
 from xxhash import xxh3_128_digest
 
 from params import DataError, RecipeError
-from params.loading import suggestion
+from params.problems import suggestion
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.report import CorpusReport
 from trainer.data.shards import ROW_ID

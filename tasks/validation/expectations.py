@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params import Problem, RecipeError, ValidationEngineError
-from params.loading import Key, suggestion
+from params.problems import Key, suggestion
 from params.sections.rows import Expectation
 from tasks.validation.raw_rows import Positions
 

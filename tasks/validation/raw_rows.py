@@ -19,7 +19,7 @@ from pyarrow import types
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, translate_disk_errors
-from params.loading import suggestion
+from params.problems import suggestion
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import JSON, SEEN, SplitRows, type_name, values_of_column, values_of_rows
 from trainer.data.shards import ROW_ID

@@ -32,7 +32,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from params import DataError, RecipeError
-from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.schema import Launch, ObjectiveChoice, Replay, Start
 from params.sections.evaluation import Suite
@@ -40,6 +39,7 @@ from params.sections.rows import PretrainedTokenizer, Tokenization, TrainTokeniz
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.hub_client.lost_releases import refuse_hub_without_releases
 from tasks.shards.kept_work import ShardWorkers
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from tasks.validation import check_results

@@ -61,7 +61,7 @@ KEYS = [
     "query",
 ]
 STRINGS = [
-    "", " ", "a/b", "os:system", "params.loading:read_yaml_document", "tests.support.own_code:nothing", "../..", "data/*.csv", "data", "local",
+    "", " ", "a/b", "os:system", "tasks.recipes.loading:read_yaml_document", "tests.support.own_code:nothing", "../..", "data/*.csv", "data", "local",
     "http://", "http://[", "https://h:x", "1e-4", "null", "files", "hub", "sql", "function", "sqlite:///data.db", "${NO}", "0" * 40,
     "select 1", "[unclosed", "\x00", "\u202egnp", "\U0001f600", "x" * 300, "2020-01-01", "accuracy", "llama",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from benchmarks.code_figures import files_that_name, functions_above, members_of
 STILL_ABOVE = {
     "params/foundation/artifacts.py": "as_storage_error",
     "params/importing.py": "_named_modules import_by_name",
-    "params/loading.py": "validation_problem",
+    "params/problems.py": "validation_problem",
     "params/sections/data.py": "_conflicts_of_sources",
     "tasks/diagnostics/check.py": "_dvc_problems _gate_problems",
     "tasks/diagnostics/compare_runs.py": "_difference",
@@ -47,7 +47,7 @@ STILL_ABOVE = {
     "tasks/ingestion/stratify.py": "give_each_value_a_training_row",
     "tasks/publishing/model_card.py": "_hub_metric render_model_card",
     "tasks/publishing/proposal.py": "_look_and_act",
-    "tasks/publishing/release.py": "_problems",
+    "tasks/publishing/release_plan.py": "_problems",
     "tasks/publishing/served.py": "_reasons",
     "tasks/releases/clone.py": "_fetch _link write_recipe_and_link_files",
     "tasks/report/charts.py": "_curve",

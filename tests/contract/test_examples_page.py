@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from params.loading import read_yaml_document
 from params.schema import ObjectiveChoice
 from tasks.diagnostics.check import find_recipe_problems
+from tasks.recipes.loading import read_yaml_document
 from tests.contract.test_training_page import lines
 from tests.support import tiny
 from tests.support.project import ROOT

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from params import load
 from params.dvc_files import read_stage_dependencies
 from params.foundation.artifacts import Artifacts
-from params.loading import read_yaml_document
 from tasks.diagnostics.check import _dvc_problems
+from tasks.recipes.loading import load, read_yaml_document
 from tests.contract.test_watched_code import edit, key, project, unwatched  # noqa: F401 - a fixture
 from tests.support import tiny
 

@@ -13,9 +13,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows import retrain as flow_module
-from params import load
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import PIPELINE, STAGES, Stage, stage_named
+from tasks.recipes.loading import load
 from tasks.scaffold.project import NO_BASE
 from tasks.stage_run import import_stage_function
 from tests.support.project import ROOT
@@ -37,7 +37,9 @@ HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()}
     "tasks.loopback": "tells this machine from others; what is read and published does not depend on it",
     "tasks.mirror": "copies checkpoints to a Hub",
     "tasks.progress": "only logs",
+    "tasks.recipes": "reads the recipe, whose values DVC watches",
     "tasks.shards.kept_work": "gives what the same work made before",
+    "tasks.stage_inputs": "compares the inputs of a stage",
     "tasks.stages": "reads and writes reports and logs",
     "tasks.training.causes": "words the error of a training",
     "tasks.training.processes": "starts and ends the processes of a training",
@@ -109,7 +111,8 @@ def test_sections_of_a_stage_are_the_arguments_of_its_function(stage: Stage) -> 
 
 def test_dvc_resolves_a_recipe_again_when_a_default_may_have_changed() -> None:
     """The modules that decide what the values of a recipe are; an objective has its own defaults."""
-    deciding = {"params/defaults.py", "params/resolve.py", "params/schema.py", "params/sections"}
+    deciding = {"params/defaults.py", "params/schema.py", "params/sections"}
+    deciding |= {"tasks/recipes/defaults.py", "tasks/recipes/resolve.py"}
     deciding |= {"trainer/objectives/__init__.py", "trainer/objectives/bases", "${item.objective}"}
     assert set(DVC["stages"]["resolve"]["do"]["deps"]) == deciding
     assert DVC["stages"]["resolve"]["do"]["params"] == [{"params/${key}.yaml": None}]

@@ -20,9 +20,9 @@ from ruamel.yaml import YAML
 from transformers import Seq2SeqTrainingArguments
 
 from params import Recipe
-from params.loading import read_yaml_document
 from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
+from tasks.recipes.loading import read_yaml_document
 from tests.support import tiny
 from tests.support.project import ROOT
 from tests.support.reward_models import write_classifier

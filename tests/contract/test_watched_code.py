@@ -10,8 +10,8 @@ import pytest
 from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tests.support import tiny
 from tests.support.project import copy_project
 from trainer import identity

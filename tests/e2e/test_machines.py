@@ -16,7 +16,8 @@ import time
 
 import pytest
 
-from params import RecipeError, load
+from params import RecipeError
+from tasks.recipes.loading import load
 from tasks.training.machines import join_training_as_machine
 from tests.support import tiny
 from tests.support.project import ROOT, free_port

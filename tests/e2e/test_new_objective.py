@@ -14,12 +14,13 @@ import pytest
 from huggingface_hub import HfApi
 from safetensors.numpy import load_file
 
-from params import ModelError, load
+from params import ModelError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.hub_server.server import LocalHub
 from tasks.inference.command import try_model
 from tasks.inference.tried_model import AnswerOptions
+from tasks.recipes.loading import load
 from tasks.stages import read_report, save_report
 from tasks.tokenization.stage import tokenize
 from tests.support import new_objectives, releases, tiny

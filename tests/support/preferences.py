@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from params import Recipe, load
+from params import Recipe
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.training import plan_job

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from params import Recipe, load
+from params import Recipe
 from params.foundation.artifacts import Artifacts
 from params.sections.rows import TrainTokenizer
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny

@@ -15,8 +15,8 @@ from datasets import Dataset
 from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, tiny

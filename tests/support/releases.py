@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from params import Recipe, load
-from params.dvc_files import StageInputsSnapshot
+from params import Recipe
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
@@ -20,7 +19,9 @@ from tasks.lineage.learned_rows import record_learned_rows
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
+from tasks.recipes.loading import load
 from tasks.release_log.receipt import Receipt
+from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import save_report
 from tasks.training.model_folder import complete_model_folder
 from tasks.training.report import TrainingReport

@@ -7,8 +7,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from params import Recipe, load
+from params import Recipe
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.stages import save_report
 from tasks.tokenization.stage import tokenize
 from tests.support import preferences, releases, tiny

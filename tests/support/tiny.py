@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 from ruamel.yaml import YAML
 
-from params import Recipe, load
-from params.dvc_files import StageInputsSnapshot, file_fingerprint
+from params import Recipe
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import SourceBatch
 from tasks.ingestion.parquet import SourceColumn, widen_schema_in_place, write_part_shards, write_split_schema
 from tasks.ingestion.parts import PART_ROWS
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
+from tasks.stage_inputs import StageInputsSnapshot, file_fingerprint
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.sealed import ResumePosition
 from trainer.data.shards import Manifest

@@ -18,7 +18,7 @@ import pydantic
 from params import ModelError, Problem
 from params.distribution import read_parallelism_strategy
 from params.foundation.installation import install_module
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import Launch, Training
 from params.sections.base import Direction
 from trainer.loop import optimizer_check

@@ -12,7 +12,7 @@ from typing import Any
 from params import Problem
 from params.distribution import read_parallelism_strategy
 from params.foundation.installation import install_extra
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.optimizers import LAYERWISE, LOW_RANK, known_optimizers, optimizer_family, steps_in_backward

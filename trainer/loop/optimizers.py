@@ -21,7 +21,7 @@ from collections.abc import Collection
 from typing import Any
 
 from params import ModelError
-from params.loading import suggestion
+from params.problems import suggestion
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 
 LOW_RANK = ("apollo", "galore")

@@ -20,7 +20,7 @@ import pydantic
 
 from params import Problem, RecipeError
 from params.foundation.errors import see_limits
-from params.loading import problems_error, suggestion, validation_problem
+from params.problems import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm, Row
 

@@ -20,7 +20,7 @@ from pydantic import PositiveFloat
 
 from params import DataError, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.loading import suggestion
+from params.problems import suggestion
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns

@@ -26,7 +26,7 @@ from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.loading import suggestion
+from params.problems import suggestion
 from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.column_template import column_or_template

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from params import Problem
 from params.foundation.installation import install_extra
-from params.loading import suggestion
+from params.problems import suggestion
 
 if TYPE_CHECKING:
     from transformers import Trainer

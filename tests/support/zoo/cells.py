@@ -15,7 +15,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from params.foundation.artifacts import Artifacts
-from params.loading import read_yaml_document
+from tasks.recipes.loading import read_yaml_document
 from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS, OWN_ROWS
 from tests.support.zoo.architectures import ARCHITECTURES, Architecture

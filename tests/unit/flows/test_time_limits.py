@@ -11,11 +11,11 @@ from ruamel.yaml import YAML
 
 from flows.run.stages import StageTimeLimit, time_limit_from_past_runs, what_changed
 from params import TransientError
-from params.dvc_files import StageInputsSnapshot, _dvc_hash
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.history.run_log import RunEntry, StageRun, append_run
 from tasks.ingestion.report import IngestReport
+from tasks.stage_inputs import StageInputsSnapshot, _dvc_hash
 from tasks.stages import save_report
 from tests.support.project import copy_project
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from params.loading import read_yaml_document
 from tasks.diagnostics.check import find_recipe_problems
+from tasks.recipes.loading import read_yaml_document
 from tests.support import tiny
 from tests.support.settings_check import check_settings_in_this_process
 

@@ -19,7 +19,6 @@ from transformers import T5Config
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
-from params.loading import read_yaml_document
 from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
 from params.sections.evaluation import Evaluation
 from params.sections.rows import Tokenization, TrainTokenizer
@@ -28,6 +27,7 @@ from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import _gate_problems, check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
+from tasks.recipes.loading import read_yaml_document
 from tasks.stage_run import run_stage
 from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_tokenizer

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from params import DataError, load
+from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.stages import STAGES
 from tasks.commands import main
 from tasks.diagnostics.trace import _loss_lines, _shortened, trace_sections
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.stage_run import run_stage
 from tasks.tokenization.stage import tokenize

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from params import DataError, HubRefusedError, TransientError, load
+from params import DataError, HubRefusedError, TransientError
 from params.foundation.artifacts import MAX_BYTES, Artifacts
 from params.sections.rows import Drift, Validation
 from tasks.commands import main
@@ -19,6 +19,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import assemble_release_folder
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
+from tasks.recipes.loading import load
 from tasks.report.page import render_report_page
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi, ModelCard
 
-from params import ModelError, load
+from params import ModelError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
@@ -21,6 +21,7 @@ from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
+from tasks.recipes.loading import load
 from tasks.release_log.events import read_release_events
 from tasks.releases import rollback
 from tasks.report.page import write_run_report_page

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from params import Recipe, load
+from params import Recipe
 from params.foundation.artifacts import Artifacts
 from params.sections.rows import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
@@ -22,6 +22,7 @@ from tasks.evaluation.scoring import RowScores
 from tasks.history.run_record import RunRecorder
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
+from tasks.recipes.loading import load
 from tasks.report.page import render_report_page
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report

@@ -21,7 +21,6 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from params import load
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
@@ -32,6 +31,7 @@ from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import ScoredModel, score_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.statistics import Resampler
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS

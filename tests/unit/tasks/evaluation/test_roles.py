@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLNetConfig
 
-from params import ModelError, Recipe, load
+from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
@@ -23,6 +23,7 @@ from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ModelTokenization
 from tasks.publishing.provenance import collect_provenance
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from params import load
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, weight_file_hashes
@@ -24,6 +23,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.lineage import ancestors
 from tasks.lineage.ancestors import find_base, list_released_ancestors
 from tasks.lineage.learned_rows import record_learned_rows
+from tasks.recipes.loading import load
 from tasks.release_log.events import ReleaseEvent, append_release_event
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from params import load
 from params.sections.rows import Drift
 from tasks.drift.measure import write_profile_and_measure_drift
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny

@@ -75,7 +75,7 @@ def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return Bench(*preferences.tokenized(root))
     if request.param != "sft":
         return Bench(*tiny.tokenized(root, KINDS[request.param], SIZES))
-    from params import load
+    from tasks.recipes.loading import load
     from tasks.tokenization.stage import tokenize
 
     recipe, artifacts = load(tiny.write(root / "params" / "tiny.yaml", KINDS["sft"])), Artifacts("tiny", root)

@@ -303,7 +303,7 @@ def test_nonfinite_scores_are_an_error_and_the_earlier_report_stays(tmp_path, ki
 MEASURE = """
 import sys
 from pathlib import Path
-from params import load
+from tasks.recipes.loading import load
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.stage import evaluate
 root = Path(sys.argv[1]); recipe = load(root / "params" / "tiny.yaml")

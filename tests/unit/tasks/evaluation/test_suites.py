@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from params import DataError, ModelError, RecipeError
 from params.foundation.artifacts import SUITES
-from params.loading import load
 from params.schema import ObjectiveChoice
 from params.sections.data import Data
 from params.sections.evaluation import Suite
@@ -22,6 +21,7 @@ from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.evaluation.suite_report import FailedRow, SuiteResult
 from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.stage import ingest
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.validation.stage import validate

@@ -19,7 +19,6 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from params import load
 from params.foundation.artifacts import CORRECTIONS, Artifacts
 from params.schema import ObjectiveChoice
 from tasks.evaluation import cross_fitting, label_review, suspects
@@ -27,6 +26,7 @@ from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.review_table import COLUMNS, quote_text, review_csv
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.suspects import SplitBeliefs, Suspect
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, sample_data, tiny

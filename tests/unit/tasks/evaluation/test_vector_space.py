@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from params import DataError, RecipeError, load
+from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch
 from params.sections.data import Data
 from tasks import digests
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.stage import tokenize

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from params import DataError, load
+from params import DataError
 from tasks.evaluation.review_answers import _read_kept, take_answers
 from tasks.ingestion.files import FileSource
 from tasks.ingestion.links import LINKED_PROJECT
+from tasks.recipes.loading import load
 from tasks.scaffold.convert import convert_files
 from tasks.scaffold.corpus import add_corpus
 from tasks.scaffold.request import NewRecipeRequest

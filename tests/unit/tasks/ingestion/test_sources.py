@@ -12,12 +12,12 @@ import pytest
 
 from params import DataError, EvergreenError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.loading import parse, read_yaml_document
 from params.schema import Launch
 from params.sections.data import Data
 from tasks.diagnostics.source_checks import find_missing_columns
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.stage import ingest
+from tasks.recipes.loading import parse, read_yaml_document
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer.data.shards import Manifest

@@ -11,12 +11,12 @@ import pytest
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.loading import read_yaml_document
 from params.schema import Launch
 from params.sections.data import Data
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.ingestion import parts
 from tasks.ingestion.stage import ingest
+from tasks.recipes.loading import read_yaml_document
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.settings_check import check_settings_in_this_process

@@ -14,10 +14,11 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
-from params import RecipeError, load
+from params import RecipeError
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.mirror.upload import UploadQueue, upload_during_run
+from tasks.recipes.loading import load
 from tests.support import tiny
 from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import ROOT

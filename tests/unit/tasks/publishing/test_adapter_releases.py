@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
-from params.loading import Recipe, load
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import why_blessing_is_outdated, why_receipt_is_outdated
 from tasks.publishing.provenance import FILE
+from tasks.recipes.loading import Recipe, load
 from tasks.releases.rollback import commit_rollback
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, forked, releases, tiny

@@ -12,9 +12,9 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import ModelError, TransientError
-from params.loading import read_yaml_document
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.hub_server.server import LocalHub
+from tasks.recipes.loading import read_yaml_document
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support import base_models, in_process, prompts, releases, reward_models, tiny
 from tests.support.faulty_hub import quick_client

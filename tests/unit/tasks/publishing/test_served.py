@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
-from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import assembly, served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import collect_provenance
+from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT

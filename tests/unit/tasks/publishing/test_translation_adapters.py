@@ -10,9 +10,9 @@ import torch
 from huggingface_hub import HfApi
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, M2M100Config, NllbTokenizer
 
-from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.served import load_with_card_code
+from tasks.recipes.loading import load
 from tests.support import base_models, releases
 from trainer.model.network import load_trained_model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from params import load
 from params.sections.data import RowsFromHubDataset
+from tasks.recipes.loading import load
 from tasks.releases.clone import (
     ProjectClone,
     ProvenanceRecord,

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from params import DataError, EvergreenError, RecipeError, StorageError, load
+from params import DataError, EvergreenError, RecipeError, StorageError
 from params.dvc_files import read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
+from tasks.recipes.loading import load
 from tasks.scaffold import new as new_module
 from tasks.scaffold.commands import new as new_command
 from tasks.scaffold.look import read_source_sample

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, MBartTokenizer
 
-from params import RecipeError, load
+from params import RecipeError
 from tasks.diagnostics.check import check
+from tasks.recipes.loading import load
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from params import RecipeError, load
+from params import RecipeError
 from params.schema import ObjectiveChoice
 from tasks.commands import app
+from tasks.recipes.loading import load
 from tasks.scaffold.candidates import proposable_objectives
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process

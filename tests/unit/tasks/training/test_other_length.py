@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from params import KilledError, load
+from params import KilledError
 from params.foundation.artifacts import Artifacts
-from params.loading import read_yaml_document
 from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
+from tasks.recipes.loading import load, read_yaml_document
 from tasks.tokenization.stage import tokenize
 from tasks.training import run_folders, stage
 from tests.support import tiny

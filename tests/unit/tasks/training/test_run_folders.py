@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.training.run_folders import (
     delete_superseded_run_folders,
     list_superseded_run_folders,

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.training import stage
 from tests.support import forked, releases, tiny
 from tests.support.project import ROOT

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, new_objectives, tiny
 from tests.support.training import plan_job

@@ -10,9 +10,10 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from params import ModelError, TransientError, load
+from params import ModelError, TransientError
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
+from tasks.recipes.loading import load
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.faulty_hub import quick_client

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from params import load
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tests.support import in_process, tiny

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from params import Recipe, load
+from params import Recipe
 from params.foundation.artifacts import Artifacts
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, tiny
 from tests.support.tiny_releases import KINDS, OWN_ROWS

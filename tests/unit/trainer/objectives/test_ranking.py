@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from params import DataError, load
+from params import DataError
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.evaluation.scoring import RowScores, resampling_units
 from tasks.evaluation.statistics import Resampler
+from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, tiny
 from tests.support.training import plan_job, run_train

@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import InputsChangedError
-from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged, check_recipe_matches_snapshot
 from params.foundation.artifacts import Artifacts
-from params.resolve import write_resolved_recipe
+from tasks.recipes.resolve import write_resolved_recipe
+from tasks.stage_inputs import StageInputsSnapshot, check_earlier_stages_unchanged, check_recipe_matches_snapshot
 from tests.support.project import ROOT, copy_project
 
 

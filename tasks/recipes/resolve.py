@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from params.loading import load, read_yaml_document
 from params.schema import Recipe
+from tasks.recipes.loading import load, read_yaml_document
 
 _NULL: Final = "tag:yaml.org,2002:null"
 _NOT_GIVEN: Final = object()

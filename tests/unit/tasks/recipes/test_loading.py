@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from params import Recipe, RecipeError, load
-from params.loading import find_recipe, parse, read_yaml_document, recipe_name, valid_sections
+from params import Recipe, RecipeError
 from tasks.diagnostics.check import find_recipe_problems
+from tasks.recipes.loading import find_recipe, load, parse, read_yaml_document, recipe_name, valid_sections
 from tests.support.settings_check import check_settings_in_this_process
 
 DEFAULT = Path("params/default.yaml")

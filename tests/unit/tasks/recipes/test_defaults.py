@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from params import Recipe, RecipeError, load
+from params import Recipe, RecipeError
 from params.foundation.artifacts import Artifacts
-from params.resolve import recipe_text_marking_defaults, write_resolved_recipe
+from tasks.recipes.loading import load
+from tasks.recipes.resolve import recipe_text_marking_defaults, write_resolved_recipe
 from trainer import objectives
 
 PRETRAINED = {"pretrained": "owner/model", "revision": "main"}
