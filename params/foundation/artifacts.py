@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import resource
@@ -207,13 +206,18 @@ def flush_path_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_array(path: Path, array: Any) -> None:
-    """Write a numpy array as a file of `numpy.save`, whose own OSError for a full disk has no number and would not be known as one."""
+def write_array(path: Path, array: Any, *, has_header: bool = True) -> None:
+    """Write a numpy array as `numpy.save` does, or its values alone.
+
+    numpy's own OSError for a full disk has no number, and would not be known as one; and a copy of a large array may not fit into memory.
+    """
     import numpy as np
 
-    content = io.BytesIO()
-    np.save(content, array)
-    path.write_bytes(content.getbuffer())
+    values = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        if has_header:
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)
 
 
 def write_text_atomically(target: Path, text: str) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import types
 
+from params.foundation.artifacts import write_array
 from params.sections.rows import Expectation
 from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
 from tasks.validation import checks, expectations
@@ -169,7 +170,7 @@ def _write_hashes(keys: Iterable[bytes], places: Positions, path: Path) -> int:
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((halves[1], halves[0]))
     ordered = np.concatenate([halves, places.astype(np.uint64)[None]])[:, order]
-    path.write_bytes(np.ascontiguousarray(ordered).data)
+    write_array(path, ordered, has_header=False)
     return len(places)
 
 

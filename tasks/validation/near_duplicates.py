@@ -201,7 +201,7 @@ def write_shard_bands(texts: RowTexts, bands: int, length: int, work: RawShardWo
         first += batch.num_rows
     found = np.stack([np.concatenate(keys), np.concatenate(places)])
     assert work.path
-    work.path.write_bytes(np.ascontiguousarray(found[:, np.argsort(found[0], kind="stable")]).data)
+    write_array(work.path, found[:, np.argsort(found[0], kind="stable")], has_header=False)
     return int(found.shape[1])
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from params.foundation.artifacts import KEPT_FOLDER, Artifacts, as_storage_error, link_or_copy
+from params.foundation.artifacts import KEPT_FOLDER, Artifacts, as_storage_error, link_or_copy, write_array
 
 
 def test_second_name_takes_no_space(tmp_path: Path) -> None:
@@ -57,3 +60,33 @@ def test_what_must_outlive_a_clone_is_outside_of_it_however_its_folder_is_named(
     monkeypatch.chdir(tmp_path)
     assert Artifacts("a").kept == Artifacts("a", tmp_path).kept == tmp_path / "kept/a"
     assert Artifacts("a", tmp_path / "other").kept == tmp_path / "other/.scratch/a"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(7),
+        np.zeros((0, 3), np.float32),
+        np.arange(6, dtype=np.float16).reshape(2, 3),
+        np.arange(6, dtype=np.uint64).reshape(2, 3)[:, [2, 0, 1]],
+        np.arange(12).reshape(3, 4)[:, ::2],
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_are_written_as_numpy_writes_them(array: np.ndarray, tmp_path: Path) -> None:
+    expected = io.BytesIO()
+    np.save(expected, np.ascontiguousarray(array))
+    write_array(tmp_path / "a.npy", array)
+    assert (tmp_path / "a.npy").read_bytes() == expected.getvalue()
+    write_array(tmp_path / "values", array, has_header=False)
+    assert (tmp_path / "values").read_bytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_an_array_is_written_without_a_copy(has_header: bool, tmp_path: Path) -> None:
+    array = np.zeros(1 << 21)
+    tracemalloc.start()
+    write_array(tmp_path / "a.npy", array, has_header=has_header)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < array.nbytes / 8
