@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.drift.profile import DataProfile, limit_memory
-from tasks.drift.rows import INPUT_FORM, READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
+from tasks.drift.rows import INPUT_FORM, NOTHING_READ, READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 
@@ -122,7 +122,7 @@ def write_hashes(
         _CONTENT: json.dumps(columns.content).encode(),
         _INPUTS: json.dumps(columns.inputs).encode(),
         _FORMS: json.dumps([READ_FORM, INPUT_FORM, *([WRITTEN_FORM] if every.is_written else [])]).encode(),
-        _READING: json.dumps(columns.describe_reading()).encode(),
+        _READING: columns.describe_reading().encode(),
         **(said or {}),
     }
     schema = pa.schema([(_COLUMN, pa.int64()), *((name, pa.bool_()) for name in PARTS)], metadata=metadata)
@@ -184,7 +184,7 @@ def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool 
             is_of = {name: table[name].to_numpy() for name in PARTS if name in table.column_names}
             content, forms = json.loads(metadata[_CONTENT]), json.loads(metadata.get(_FORMS, b"[1]"))
             inputs = json.loads(metadata.get(_INPUTS, b"null"))
-            reading = json.loads(metadata.get(_READING, b"null"))
+            reading = metadata.get(_READING, NOTHING_READ.encode()).decode()
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise ValueError(f"its list of rows is damaged: {type(error).__name__}") from error
     # what has learned no label has not learned what is asked for
@@ -192,7 +192,7 @@ def read_hashes_of_file(file: Path, columns: ComparedColumns, *, by_input: bool 
     if not has_same_inputs:
         _check_columns(columns, content)
     said = {"is_written": WRITTEN_FORM in forms, "has_inputs": INPUT_FORM in forms}
-    said["is_read_alike"] = reading in (None, [], json.loads(json.dumps(columns.describe_reading())))
+    said["is_read_alike"] = reading in (NOTHING_READ, columns.describe_reading())
     if not is_of:
         return {"own": KnownHashes(hashes, **said)}
     return {name: KnownHashes(hashes[chosen], **said) for name, chosen in is_of.items()}

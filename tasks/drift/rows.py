@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 import zlib
 from collections import Counter
@@ -47,6 +48,8 @@ _EXAMPLES: Final[Mapping[str, Any]] = {
     "records": [],
 }
 """A value of a column by what it holds, if that is no text."""
+NOTHING_READ: Final = "[]"
+"""What `ComparedColumns.describe_reading` returns without an objective."""
 _ROUND_BITS: Final = 3
 """Bits of a round hash: at most a quarter more rows are below it."""
 WRITTEN_FORM: Final = 1
@@ -173,18 +176,18 @@ class ComparedColumns:
         """The columns that tell two rows apart."""
         return [*self.labels, *self.texts, *self.learned_numbers]
 
-    def describe_reading(self) -> list[Any]:
-        """Return what the objective makes of the inputs of an example, by which two that read the same columns in another way are told apart.
+    def describe_reading(self) -> str:
+        """Return, as JSON, what the objective makes of the inputs of an example, by which two that read the same columns in another way are told apart.
 
-        One may take two texts for a pair in either order, for example, and another one for a question and its answer. Empty without an objective.
+        One may take two texts for a pair in either order, for example, and another one for a question and its answer.
         """
         if self.objective is None:
-            return []
+            return NOTHING_READ
         kinds = self.objective.columns()
         letters = dict(zip(self.content, reversed(_LETTERS), strict=False))
         example = {name: _EXAMPLES.get(kind, letters.get(name, "")) for name, kind in kinds.items()}
         found = objectives.input_of_row(self.objective, example)
-        return [found.get(name) for name in self.inputs]
+        return json.dumps([found.get(name) for name in self.inputs])
 
     @property
     def inputs(self) -> list[str]:

@@ -52,6 +52,11 @@ class Ancestor:
     goes_back_to: tuple[ReleasedModel, ...] = ()
     """The releases that it goes back to, by the record of the training; else `folder` says it."""
 
+    @property
+    def way(self) -> tuple[str, bool, str]:
+        """What tells it from the other ancestors of a model."""
+        return (self.name, self.is_of_base, self.through)
+
     def releases(self) -> tuple[ReleasedModel, ...]:
         """Return it, and the releases that its record says it goes back to."""
         record = None
@@ -73,15 +78,21 @@ class Ancestor:
 
 
 def list_ancestors_of_model(artifacts: Artifacts) -> list[Ancestor]:
-    """Return the models that the trained model of a run goes back to, as its training has recorded it.
+    """Return the models that the trained model of a run goes back to, each once, as its training has recorded it.
 
-    If it did not, or could not ask all of them, these are (also) what `list_ancestors` finds now.
+    If it has not, these are what `list_ancestors` finds now; so are those of which it could say nothing, and what they go back to.
     """
     recorded = _read_record(artifacts.model)
     if recorded is None:
         return list_ancestors(artifacts)
-    asked_again = list_ancestors(artifacts) if any(one.unknown for one in recorded) else []
-    return [*recorded, *asked_again]
+    if not any(one.unknown for one in recorded):
+        return recorded
+    by_way = {one.way: one for one in recorded}
+    for now in list_ancestors(artifacts):
+        known = by_way.get(now.way)
+        if known is None or known.unknown:
+            by_way[now.way] = now
+    return list(by_way.values())
 
 
 def record_ancestors(parents: Sequence[Ancestor]) -> tuple[RecordedAncestor, ...]:

@@ -312,6 +312,27 @@ def test_a_release_of_the_hub_as_base_says_what_it_has_learned(
     assert "did not say" in found.unknown[0], "a later answer is not lost in what its release says"
 
 
+def test_each_ancestor_is_listed_once_though_one_was_unknown(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot, is_away = project.release(project.root / "cache", HELD_OUT[:2]), True
+
+    def fetch(name: str, file: str, _: object) -> Path | None:
+        if is_away:
+            raise OSError
+        return snapshot / file if (snapshot / file).exists() else None
+
+    monkeypatch.setattr(ancestors, "fetch_if_there", fetch)
+    own = project.run("mine", ["mine"], pretrained="tests/base")
+    project.start_from(own, HELD_OUT[2:4])
+    project.train(own, pretrained="tests/base")
+
+    def listed() -> list[tuple[str, bool]]:
+        return [(one.name, bool(one.unknown)) for one in ancestors.list_ancestors_of_model(own)]
+
+    assert listed() == [(START.name, False), ("tests/base", True)]
+    is_away = False
+    assert listed() == [(START.name, False), ("tests/base", False)], "the Hub answers now"
+
+
 def say_times(folder: Path, split: str) -> None:
     """Let the rows of a split have times in the column `at`."""
     times = json.dumps({"column": "at", "newest": 0, "split": split})
