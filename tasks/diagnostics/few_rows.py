@@ -12,11 +12,11 @@ import pyarrow as pa
 from params import DataError, Recipe
 from params.foundation.artifacts import SPLITS
 from params.sections.data import Source
-from tasks.ingestion.batches import numbers_as_written, to_readable_batch
-from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
+from tasks.ingestion.batches import SourceBatch
 from tasks.ingestion.row_choice import SOURCE, RowChoice
+from tasks.ingestion.sample import JoinedColumns, row_as_read, take_rows
 from tasks.ingestion.source import OpenedSource, naming_source, open_source
-from tasks.shards.split_rows import schema_as_read, table_of_values
+from tasks.shards.split_rows import table_of_values
 from trainer import objectives
 from trainer.objectives.bases.rows import ColumnKind, Row
 
@@ -63,41 +63,61 @@ def open_sources(sources: Mapping[str, Source]) -> list[OpenedSplits]:
     return found
 
 
+class _Pool:
+    """Rows of one split, as an objective reads them, at regular distances among all that come."""
+
+    def __init__(self, kinds: Mapping[str, ColumnKind]) -> None:
+        # texts that say numbers stay as they are: the stages of the rehearsal read them
+        self._kinds = {column: kind for column, kind in kinds.items() if kind != "number"}
+        self._columns = JoinedColumns()
+        self._rows: list[tuple[int, Row]] = []
+        self._distance = 1
+        self.total = 0
+        """Rows that came."""
+
+    def add(self, batch: SourceBatch, choice: RowChoice) -> list[bool]:
+        """Add some of the next rows, and return which of them are taken; none if the next row to add is not among them."""
+        taken, first = list[bool](), -self.total % self._distance
+        if first < len(batch.rows):
+            found = take_rows(batch, choice)
+            self._columns.add(choice.named(found.batch))
+            source, written, taken = {SOURCE: choice.name} if choice.name else {}, found.written, found.taken
+            for i in range(first, len(found.rows), self._distance):
+                if taken[i]:
+                    row = row_as_read(found.rows[i] | source, written[i], self._kinds)
+                    self._rows.append((self.total + i, row))
+        self.total += len(batch.rows)
+        while len(self._rows) > _POOL:
+            self._distance *= 2
+            self._rows = [(number, row) for number, row in self._rows if number % self._distance == 0]
+        return taken
+
+    def rows(self) -> list[Row]:
+        return [row for _, row in self._rows]
+
+    def schema(self) -> pa.Schema:
+        return self._columns.schema(self._kinds)
+
+
 def read_split(sources: Sequence[OpenedSplits], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
     """Read rows of one split of all sources for some seconds, and keep some at regular distances.
 
     Raises:
         DataError: there are none.
     """
-    pool: list[tuple[int, Row]] = []
-    columns, as_text = dict[str, SourceColumn](), ("string", "optional", "label")
-    distance, total, taken_rows, is_whole, end = 1, 0, 0, True, time.monotonic() + _READ_S
+    pool, taken_rows, is_whole, end = _Pool(kinds), 0, True, time.monotonic() + _READ_S
     for choice, source, splits in sources:
-        begin, seen = total, list[bool]()
+        begin, seen = pool.total, list[bool]()
         for batch in source.batches(splits[split]) if split in splits else ():
             if time.monotonic() > end:
                 is_whole = False
                 break
-            first = -total % distance
-            if first < len(batch.rows):
-                found, rows, taken = choice.apply(*to_readable_batch(batch))
-                seen += taken
-                read, texts = choice.named(found), numbers_as_written(found)
-                widen_schema_in_place(columns, columns_of_batch(read, columns))
-                rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
-                for i in (i for i in range(first, len(rows), distance) if taken[i]):
-                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in as_text}
-                    pool.append((total + i, rows[i] | as_read))
-            total += len(batch.rows)
-            while len(pool) > _POOL:
-                distance *= 2
-                pool = [(number, row) for number, row in pool if number % distance == 0]
-        own = round((total - begin) * sum(seen) / max(1, len(seen)))
+            seen += pool.add(batch, choice)
+        own = round((pool.total - begin) * sum(seen) / max(1, len(seen)))
         taken_rows += min(own, choice.max_rows or own)
-    if not pool:
+    if not pool.rows():
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
-    schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
-    return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
+    return RehearsalRows(pool.rows(), max(1, taken_rows), is_whole, pool.schema())
 
 
 def deal_rows(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:

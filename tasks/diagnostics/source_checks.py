@@ -16,9 +16,9 @@ from params.schema import ObjectiveChoice, Training
 from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation
 from tasks.evaluation.suites import why_not_judged
-from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.row_choice import RowChoice
+from tasks.ingestion.sample import take_rows
 from tasks.ingestion.source import naming_source, open_source, wait_for_answers
 from trainer import objectives
 from trainer.conflicts import find_weight_conflicts
@@ -40,9 +40,9 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
             head = next(iter(opened.batches("train")), None)
             if head is None:
                 return []
-            batch, rows = to_readable_batch(head)
-            choice.check_names(batch.rows.schema.names)
-            return [*choice.named(choice.apply(batch, rows)[0]).rows.schema.names]
+            found = take_rows(head, choice)
+            choice.check_names(found.names)
+            return [*choice.named(found.batch).rows.schema.names]
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
         return Problem.of(error, (*key.split("."), default))

@@ -133,12 +133,6 @@ def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, A
     return replace(batch, rows=rows), values
 
 
-def to_rows_with_texts(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the same, and for each row those numbers with decimals that are stored as they were written, as text."""
-    found, rows = to_readable_batch(batch)
-    return found, rows, numbers_as_written(found)
-
-
 def numbers_as_written(found: SourceBatch) -> list[dict[str, Any]]:
     """Return for each row of a readable batch those numbers with decimals that are stored as they were written, as text."""
     names = [name for name, kind in found.types.items() if pa.types.is_floating(kind)]

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from params import DataError, RecipeError
 from params.problems import suggestion
-from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
+from tasks.ingestion.batches import Batches, SourceBatch
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import WrittenPart, part_file_name, write_part_shards
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.row_limit import MAX_PART_BYTES, size_of_batch
+from tasks.ingestion.sample import take_rows
 from tasks.ingestion.source import OpenedSource
 from tasks.ingestion.split_assigner import SplitAssigner, canonical_json
 from tasks.progress import iterate_with_progress
@@ -81,9 +82,8 @@ def _write(
             size += size_of_batch(source_batch.rows)
             if size > MAX_PART_BYTES:
                 raise _too_large_part(source_batch)
-            read = to_readable_batch(source_batch)
-            names.update(dict.fromkeys(read[0].rows.schema.names))
-            batch, rows, taken = choice.apply(*read)
+            batch, rows, taken, own_names = take_rows(source_batch, choice)
+            names.update(dict.fromkeys(own_names))
             if choice.time_column:
                 is_there = choice.time_column in batch.rows.schema.names
                 own = read_times(batch.rows[choice.time_column]) if is_there else np.full(len(rows), NO_TIME)

@@ -22,12 +22,12 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
 from params.foundation.installation import install_extra
 from params.sections.data import RowsFromFiles
-from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8, translate_read_errors
 from tasks.ingestion.formats import read_rows_of_file
 from tasks.ingestion.formats.base import WantedRows
 from tasks.ingestion.formats.csv_tables import open_table
 from tasks.ingestion.row_limit import MAX_ROW_BYTES, bounded_lines, bounded_memory, too_large_error
+from tasks.ingestion.sample import take_rows
 from tasks.ingestion.source import open_source
 from tasks.scaffold.copies import NO_OPTIONS, CopyOptions, compare, copied_suffix, copy_file, new_file
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
@@ -174,7 +174,8 @@ def _rows(path: Path) -> Iterator[tuple[Row, Row]]:
     source = open_source(RowsFromFiles(kind="files", train=str(path)), Path())
     with contextlib.closing(source.batches("train")) as batches:
         for batch in batches:
-            yield from zip(*to_rows_with_texts(batch)[1:], strict=True)
+            found = take_rows(batch)
+            yield from zip(found.rows, found.written, strict=True)
 
 
 def _tagged_texts(path: Path) -> Iterator[Row]:

@@ -14,14 +14,15 @@ from typing import Any, Final, Literal
 
 from params import DataError
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
-from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
+from tasks.ingestion.batches import SourceBatch
 from tasks.ingestion.file_index import FileRowIndex
 from tasks.ingestion.row_limit import size_of_row
-from tasks.ingestion.source import open_source
+from tasks.ingestion.sample import JoinedColumns, row_as_read, take_rows
+from tasks.ingestion.source import OpenedSource, open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.scaffold.written_values import looks_written, parse_written
-from tasks.shards.split_rows import NUMBER, as_text
+from tasks.shards.split_rows import NUMBER
 from trainer.objectives.bases.conversations.messages import looks_like_conversation
 from trainer.objectives.bases.conversations.pictures import KEYS as PICTURE_KEYS
 from trainer.objectives.bases.conversations.pictures import is_picture
@@ -249,13 +250,6 @@ def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
     return 10 * sum(bool(test(value)) for value in values) >= 9 * len(values)
 
 
-def _number_said(value: Any) -> Any:
-    """Return the number that a text says, null for a blank one, and else the value."""
-    if not isinstance(value, str):
-        return value
-    return float(value) if _NUMBER.fullmatch(value.strip()) else value if value.strip() else None
-
-
 def texts_in(value: Any) -> list[str]:
     """Return the texts that a value is, or has in it."""
     if isinstance(value, Mapping):
@@ -296,14 +290,9 @@ class RowSample:
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
-        numbers = [column for column, kind in kinds.items() if kind == "number"]
-        texts = {column for column, kind in kinds.items() if kind in ("string", "optional", "label")}
-        integers = {column for column, kind in kinds.items() if kind in ("string", "optional")}
         rows = {
             split: [
-                {name: str(v) if name in integers and type(v) is int else v for name, v in row.items()}
-                | {name: text for name, text in own.items() if name in texts}
-                | {name: _number_said(row.get(name)) for name in numbers}
+                row_as_read(row, own, kinds)
                 for row, own in zip(rows, self.written.get(split) or [{}] * len(rows), strict=True)
             ]
             for split, rows in self.rows.items()
@@ -332,33 +321,40 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         DataError: a row cannot be read, or there are none.
         TransientError: a Hub or a database cannot be reached.
     """
-    opened = open_source(source, root)
+    opened, columns = open_source(source, root), JoinedColumns()
     read: dict[str, list[tuple[Row, Row]]] = {}
     totals: dict[str, int | None] = {}
     for split in opened.splits:
-        is_scanned = isinstance(source, RowsFromHubDataset)
-        if isinstance(source, RowsFromFiles):
-            sizes = ((root / name).stat().st_size for name in list_matching_files(source.patterns[split], root))
-            is_scanned = sum(sizes) <= _SCANNED_BYTES
-        indexes = opened.indexes(split) if is_scanned else None
+        indexes = opened.indexes(split) if _is_scanned(source, split, root) else None
         if indexes is not None:
             totals[split] = sum(index.rows for index in indexes)
-            read[split] = _sampled(_spread(indexes))
+            read[split] = _sampled(_spread(indexes, columns))
         else:
-            with contextlib.closing(opened.batches(split)) as batches:
-                rows_left = (row for batch in batches for row in _rows(batch))
-                read[split] = _sampled(islice(rows_left, SAMPLE_ROWS))
-                is_whole = len(read[split]) < SAMPLE_ROWS and next(rows_left, None) is None
-            totals[split] = len(read[split]) if is_whole else None
+            read[split], totals[split] = _read_beginning(opened, split, columns)
         if not read[split]:
             raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
-    rows = {split: [row for row, _ in own] for split, own in read.items()}
-    for name in dict.fromkeys(name for own in rows.values() for row in own for name in row):
-        kinds = {type(row.get(name)) for own in rows.values() for row in own} - {type(None)}
-        if str in kinds and len(kinds) > 1 and not kinds & {list, dict}:  # ingest makes text of them, too
-            rows = {split: [{**row, name: as_text(row.get(name))} for row in own] for split, own in rows.items()}
+    rows = {split: columns.as_stored(row for row, _ in own) for split, own in read.items()}
     patterns = source.patterns if isinstance(source, RowsFromFiles) else {}
     return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()}, patterns)
+
+
+def _is_scanned(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql, split: str, root: Path) -> bool:
+    """Whether all files of a split are read, to count the rows and to look at all parts of them."""
+    if not isinstance(source, RowsFromFiles):
+        return isinstance(source, RowsFromHubDataset)
+    names = list_matching_files(source.patterns[split], root)
+    return sum((root / name).stat().st_size for name in names) <= _SCANNED_BYTES
+
+
+def _read_beginning(
+    opened: OpenedSource, split: str, columns: JoinedColumns
+) -> tuple[list[tuple[Row, Row]], int | None]:
+    """Return the first rows of a split, and how many it has; None if there are more."""
+    with contextlib.closing(opened.batches(split)) as batches:
+        rows_left = (row for batch in batches for row in _rows(batch, columns))
+        read = _sampled(islice(rows_left, SAMPLE_ROWS))
+        is_whole = len(read) < SAMPLE_ROWS and next(rows_left, None) is None
+    return read, len(read) if is_whole else None
 
 
 def _sampled(rows: Iterable[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
@@ -372,13 +368,14 @@ def _sampled(rows: Iterable[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     return found
 
 
-def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:
-    """Yield each row, and its numbers with decimals that are stored as they are written."""
-    _, rows, texts = to_rows_with_texts(batch)
-    return zip(rows, texts, strict=True)
+def _rows(batch: SourceBatch, columns: JoinedColumns) -> Iterator[tuple[Row, Row]]:
+    """Yield each row, and its numbers with decimals that are stored as they are written; note the columns."""
+    found = take_rows(batch)
+    columns.add(found.batch)
+    return zip(found.rows, found.written, strict=True)
 
 
-def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[tuple[Row, Row]]:
+def _spread(indexes: Sequence[FileRowIndex], columns: JoinedColumns) -> Iterator[tuple[Row, Row]]:
     """Yield all rows, or blocks of rows at even distances: files are often sorted by a label."""
     blocks = [(index, start) for index in indexes for start in range(0, index.rows, _BLOCK_ROWS)]
     total = sum(index.rows for index in indexes)
@@ -386,4 +383,4 @@ def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[tuple[Row, Row]]:
     for i in range(wanted):
         index, start = blocks[i * len(blocks) // wanted]
         for batch in index.piece(start, _BLOCK_ROWS).batches():
-            yield from _rows(batch)
+            yield from _rows(batch, columns)

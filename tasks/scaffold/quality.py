@@ -6,14 +6,16 @@ import random
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.scaffold.forms import joining_mark
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
+from tasks.validation.row_judge import RowJudge
 from trainer import objectives
 from trainer.objectives.bases.conversations.messages import read_turns
 from trainer.objectives.bases.labels.names import FEW_ROWS, as_learned, describe_look_alikes, list_labels
@@ -99,12 +101,25 @@ def _group_reasons(counts: Counter[str], examples: Mapping[str, str]) -> tuple[C
     return grouped, kept
 
 
-def _how_to_divide_labels(sample: RowSample, proposal: ObjectiveProposal) -> str:
-    """Return the end of a remark that names --labels, if the texts of the label column join several labels; else nothing."""
-    given = sample.columns.get(proposal.columns.get("label", ""))
-    if not given or not joining_mark(given, sample.columns):
-        return ""
-    return f"; to learn each by itself, add --labels {shlex.quote(given.name)}"
+class _Sorted(NamedTuple):
+    """The rows of a sample: those that can be used, and why others cannot."""
+
+    train: list[Row]
+    held_out: list[Row]
+    unusable: Counter[str]
+    examples: Mapping[str, str]
+
+
+class _NoLabel(NamedTuple):
+    """What says that a row has no label, in which column; an empty one if nothing does."""
+
+    column: str = ""
+    mark: str | int | None = None
+
+    def reason(self, row: Row) -> str | None:
+        if self.column and row.get(self.column) == self.mark:
+            return f"no label: `{self.column}` is `{self.mark}`"
+        return None
 
 
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
@@ -115,88 +130,236 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     """
     if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
         proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
-    unlabelled, no_label = _find_marks_of_no_label(sample, proposal)
-    unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
-    for split in sorted(sample.rows, key=lambda split: split == "train"):
-        for number, found in enumerate(sample.rows[split], start=1):
-            row: Row = {**dict.fromkeys(objective.columns()), **found}  # a row may lack a key that others have
-            is_marked = unlabelled and row.get(unlabelled) == no_label
-            reason = f"no label: `{unlabelled}` is `{no_label}`" if is_marked else None
-            if reason := reason or _reason(row, objective):
-                unusable[reason] += 1
-                place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"
-                examples.setdefault(reason, f"{place}, {str(dict(row))[:120]}")
-            else:
-                (train if split == "train" else held_out).append(row)
-    unusable, examples = _group_reasons(unusable, examples)
-    if not train:
-        reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
+    no_label = _find_marks_of_no_label(sample, proposal)
+    rows = _sort_rows(sample, objective, no_label)
+    if not rows.train:
+        reasons = "; ".join(f"{count} rows: {reason}" for reason, count in rows.unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label, *_ in _targets(row, proposal, objective))
-    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal, objective)}
-    learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
-    labels = Counter[str]()
-    for label, count in raw.items():
-        labels[learned[label]] += count
-    if len(labels) == 1 and "label" in proposal.columns:
+    facts = _Facts(sample, proposal, objective, rows.train, rows.held_out)
+    if len(facts.labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
-        what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
+        what = f"every row has the label {next(iter(facts.labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
-    inputs = [_input(row, columns, objective) for row in train] if columns else []
-    known_inputs = [_input(row, columns, objective) for row in held_out] if columns else []
-    texts = Counter(inputs)
-    for row, own in zip(train, inputs, strict=False):
-        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
-        answers.setdefault(own, set()).add(target)
-    written = {to_json([row.get(column) for column in columns]) for row in (*train, *held_out)}
-    is_written_alike = not columns or len(written) == len({*inputs, *known_inputs})
-    conversation = proposal.columns.get("messages")
-    turns = [read_turns(row[conversation]) for row in train] if conversation else []
-    unanswered = sum(own[-1]["role"] != "assistant" for own in turns)
-    repeated = len(train) - len(answers) if columns else 0
-    known = sum(own in answers for own in known_inputs)
-    conflicting = sum(len(found) > 1 for found in answers.values())
-    spans = proposal.columns.get("spans")
-    moved = sum(is_moved(span, objective.text(row)) for row in train for span in (row.get(spans) or ())) if spans else 0
-    few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
-    uses = Counter(part for label in labels for part in _parts(label))
-    joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
-    instead = _how_to_divide_labels(sample, proposal)
-    unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
-    remarks = {
-        f"{repeated:,} training rows repeat a text; they are kept": repeated and not objective.group_columns,
-        f"{known:,} held-out rows have a text that training rows have, too; to set those of training aside, name its column"
-        f" in data.group_by{'' if is_written_alike else ', and write equal ones alike: some have other white space'}": known,
-        f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
-        f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}": few,
-        f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}{instead}": joined,
-        f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will refuse them: add"
-        " training rows with these labels, or take the rows with them out of the held-out data": unseen,
-        f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is": moved,
-        f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
-        f"{labels[_NO_CLASS]:,} training rows have the label -1, which is learned like 0 and 1; if it says that a row has none, remove"
-        " these rows": proposal.columns.get("label") and {*labels} == {_NO_CLASS, "0", "1"},
-        **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
-    }
     return SampleQuality(
-        usable=train,
-        unusable=unusable,
+        usable=rows.train,
+        unusable=rows.unusable,
         rows=sum(map(len, sample.rows.values())),
-        examples=examples,
-        labels=labels,
-        repeated=repeated,
-        largest_group=max(texts.values(), default=0),
-        known=known,
-        unlabelled=unlabelled,
-        no_label=no_label,
-        is_written_alike=is_written_alike,
-        remarks=[remark for remark, count in remarks.items() if count],
+        examples=rows.examples,
+        labels=facts.labels,
+        repeated=facts.repeated,
+        largest_group=max(Counter(facts.inputs).values(), default=0),
+        known=facts.known,
+        unlabelled=no_label.column,
+        no_label=no_label.mark,
+        is_written_alike=facts.is_written_alike,
+        remarks=list(dict.fromkeys(remark for rule in _REMARKS for remark in rule(facts))),
     )
 
 
-def _find_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> tuple[str, str | int | None]:
-    """Return the column of labels and what stands there for none, an empty name and None if nothing does.
+def _sort_rows(sample: RowSample, objective: Objective[Any], no_label: _NoLabel) -> _Sorted:
+    """Judge all rows of a sample, those of training last."""
+    judge, columns = RowJudge(objective), dict.fromkeys(objective.columns())
+    found = _Sorted([], [], Counter(), {})
+    examples = dict[str, str]()
+    for split in sorted(sample.rows, key=lambda split: split == "train"):
+        usable = found.train if split == "train" else found.held_out
+        for number, own in enumerate(sample.rows[split], start=1):
+            row: Row = {**columns, **own}  # a row may lack a key that others have
+            reason = no_label.reason(row) or judge.why_set_aside(row)
+            if reason is None:
+                usable.append(row)
+                continue
+            found.unusable[reason] += 1
+            place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"
+            examples.setdefault(reason, f"{place}, {str(dict(row))[:120]}")
+    unusable, examples = _group_reasons(found.unusable, examples)
+    return found._replace(unusable=unusable, examples=examples)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the usable rows of a sample are like."""
+
+    sample: RowSample
+    proposal: ObjectiveProposal
+    objective: Objective[Any]
+    train: Sequence[Row]
+    held_out: Sequence[Row]
+
+    @cached_property
+    def written_labels(self) -> Counter[str]:
+        """Training rows of each label, as it is written."""
+        return Counter(label for row in self.train for label, *_ in self.targets(row))
+
+    @cached_property
+    def _held_out_labels(self) -> set[str]:
+        return {label for row in self.held_out for label, *_ in self.targets(row)}
+
+    @cached_property
+    def _learned(self) -> dict[str, str]:
+        """What labels are called that are written in several ways."""
+        every = {*self.written_labels, *self._held_out_labels}
+        return {label: as_learned(label, self.objective.state_of) for label in every}
+
+    @cached_property
+    def labels(self) -> Counter[str]:
+        """Training rows of each label, as it is learned."""
+        found = Counter[str]()
+        for label, count in self.written_labels.items():
+            found[self._learned[label]] += count
+        return found
+
+    @cached_property
+    def unseen_labels(self) -> list[str]:
+        """Labels that only held-out rows have."""
+        return sorted({self._learned[label] for label in self._held_out_labels} - set(self.labels))
+
+    @cached_property
+    def _input_columns(self) -> list[str]:
+        return input_columns(self.proposal)
+
+    def _inputs_of(self, rows: Sequence[Row]) -> list[str]:
+        return [_input(row, self._input_columns, self.objective) for row in rows] if self._input_columns else []
+
+    @cached_property
+    def inputs(self) -> list[str]:
+        """The input of each training row; none if there are no columns of inputs."""
+        return self._inputs_of(self.train)
+
+    @cached_property
+    def _held_out_inputs(self) -> list[str]:
+        return self._inputs_of(self.held_out)
+
+    @cached_property
+    def answers(self) -> dict[str, set[frozenset[Any]]]:
+        """The labels that training rows have with the same input."""
+        found = defaultdict[str, set[frozenset[Any]]](set)
+        for row, own in zip(self.train, self.inputs, strict=False):
+            target = frozenset((self._learned[label], *place) for label, *place in self.targets(row))
+            found[own].add(target)
+        return found
+
+    @property
+    def repeated(self) -> int:
+        """Training rows whose input occurs before."""
+        return len(self.train) - len(self.answers) if self._input_columns else 0
+
+    @cached_property
+    def known(self) -> int:
+        """Held-out rows whose input training rows have, too."""
+        return sum(own in self.answers for own in self._held_out_inputs)
+
+    @cached_property
+    def is_written_alike(self) -> bool:
+        """Whether equal inputs are written alike."""
+        if not self._input_columns:
+            return True
+        rows = (*self.train, *self.held_out)
+        written = {to_json([row.get(column) for column in self._input_columns]) for row in rows}
+        return len(written) == len({*self.inputs, *self._held_out_inputs})
+
+    def targets(self, row: Row) -> list[tuple[Any, ...]]:
+        """Return the labels of a row; of spans with their places."""
+        if spans := self.proposal.columns.get("spans"):
+            return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
+        return [(label,) for label in self.objective.row_labels(row)]
+
+
+def _repeated_texts(facts: _Facts) -> Iterator[str]:
+    if facts.repeated and not facts.objective.group_columns:
+        yield f"{facts.repeated:,} training rows repeat a text; they are kept"
+
+
+def _known_texts(facts: _Facts) -> Iterator[str]:
+    if facts.known:
+        alike = "" if facts.is_written_alike else ", and write equal ones alike: some have other white space"
+        yield (
+            f"{facts.known:,} held-out rows have a text that training rows have, too; to set those of training aside, name its column"
+            f" in data.group_by{alike}"
+        )
+
+
+def _contradicting_labels(facts: _Facts) -> Iterator[str]:
+    if conflicting := sum(len(found) > 1 for found in facts.answers.values()):
+        yield f"{conflicting} texts occur with different labels; correct them if they are mistakes"
+
+
+def _rare_labels(facts: _Facts) -> Iterator[str]:
+    if few := sorted(label for label, count in facts.labels.items() if count <= FEW_ROWS):
+        yield f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}"
+
+
+def _joined_labels(facts: _Facts) -> Iterator[str]:
+    parts = {label: _parts(label) for label in facts.labels}
+    uses = Counter(part for own in parts.values() for part in own)
+    joined = sorted(label for label, own in parts.items() if len(own) > 1 and all(uses[part] > 1 for part in own))
+    if joined:
+        instead = _how_to_divide_labels(facts.sample, facts.proposal)
+        yield f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}{instead}"
+
+
+def _unseen_labels(facts: _Facts) -> Iterator[str]:
+    if facts.sample.is_whole and facts.unseen_labels:
+        yield (
+            f"labels of held-out rows that no training row has: {list_labels(facts.unseen_labels, 5)}; validation will refuse them: add"
+            " training rows with these labels, or take the rows with them out of the held-out data"
+        )
+
+
+def _moved_spans(facts: _Facts) -> Iterator[str]:
+    spans = facts.proposal.columns.get("spans")
+    if not spans:
+        return
+    moved = sum(is_moved(span, facts.objective.text(row)) for row in facts.train for span in row.get(spans) or ())
+    if moved:
+        yield f"{moved:,} spans have offsets that their own text contradicts; they are read where that text is"
+
+
+def _unanswered_conversations(facts: _Facts) -> Iterator[str]:
+    column = facts.proposal.columns.get("messages")
+    if not column:
+        return
+    if unanswered := sum(read_turns(row[column])[-1]["role"] != "assistant" for row in facts.train):
+        yield f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned"
+
+
+def _minus_one(facts: _Facts) -> Iterator[str]:
+    if facts.proposal.columns.get("label") and {*facts.labels} == {_NO_CLASS, "0", "1"}:
+        yield (
+            f"{facts.labels[_NO_CLASS]:,} training rows have the label -1, which is learned like 0 and 1; if it says that a row has none, remove"
+            " these rows"
+        )
+
+
+def _look_alikes(facts: _Facts) -> Iterator[str]:
+    yield from describe_look_alikes(facts.written_labels, facts.objective.state_of)
+
+
+_REMARKS: Final[Sequence[Callable[[_Facts], Iterator[str]]]] = (
+    _repeated_texts,
+    _known_texts,
+    _contradicting_labels,
+    _rare_labels,
+    _joined_labels,
+    _unseen_labels,
+    _moved_spans,
+    _unanswered_conversations,
+    _minus_one,
+    _look_alikes,
+)
+"""What a person should know, a rule each, in the order in which it is said."""
+
+
+def _how_to_divide_labels(sample: RowSample, proposal: ObjectiveProposal) -> str:
+    """Return the end of a remark that names --labels, if the texts of the label column join several labels; else nothing."""
+    given = sample.columns.get(proposal.columns.get("label", ""))
+    if not given or not joining_mark(given, sample.columns):
+        return ""
+    return f"; to learn each by itself, add --labels {shlex.quote(given.name)}"
+
+
+def _find_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> _NoLabel:
+    """Return what stands in the column of labels for none.
 
     It is `-`, as of rows in SNLI on which people did not agree, if all other labels are words or numbers; and -1 beside the numbers of three or
     more classes from 0 on. Beside 0 and 1 alone, -1 may as well be the third class, as of opinions.
@@ -208,10 +371,10 @@ def _find_marks_of_no_label(sample: RowSample, proposal: ObjectiveProposal) -> t
     labels = found.keys() - {NO_LABEL, _NO_CLASS}
     are_words = all(any(sign.isalnum() for sign in label) for label in labels)
     if NO_LABEL in found and are_words and len(labels | found.keys() & {_NO_CLASS}) > 1:
-        return column, NO_LABEL
+        return _NoLabel(column, NO_LABEL)
     if _NO_CLASS in found and len(labels) > 2 and labels == {*map(str, range(len(labels)))}:
-        return column, found[_NO_CLASS]
-    return "", None
+        return _NoLabel(column, found[_NO_CLASS])
+    return _NoLabel()
 
 
 def _parts(label: str) -> set[str]:
@@ -229,28 +392,3 @@ def _input(row: Row, columns: Sequence[str], objective: Objective[Any]) -> str:
     """Return the content of a row's input, by which validation finds equal rows, too."""
     content = objectives.content_of_row(objective, row)
     return to_json([content.get(column) for column in columns])
-
-
-def _reason(row: Row, objective: Objective[Any]) -> str | None:
-    """Return why a row does not pass the objective's checks, without what differs between rows."""
-    checks = {(check.type, check.arguments["column"]): check.on_failure for check in objective.expectations(())}
-    for column, kind in objective.columns().items():
-        if row.get(column) is None:
-            if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
-                continue
-            return f"no `{column}`"
-        if kind == "number" and isinstance(row[column], str):
-            return f"`{column}` is no number"
-        if kind in ("string", "label") and not str(row[column]).strip():
-            return f"an empty `{column}`"
-    reason = objectives.why_row_unusable(objective, row)
-    if reason and reason.startswith("an answer is not where it says"):
-        return "an answer is not where it says"
-    return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
-
-
-def _targets(row: Row, proposal: ObjectiveProposal, objective: Objective[Any]) -> list[tuple[Any, ...]]:
-    """Return the labels of a row; of spans with their places."""
-    if spans := proposal.columns.get("spans"):
-        return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
-    return [(label,) for label in objective.row_labels(row)]
