@@ -39,42 +39,65 @@ class RowCollator:
 
         The tokenizer truncates texts, so that its special tokens stay.
         """
-        if (input_ids is None) == (texts is None):
-            what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
-            raise ValueError(f"step: {what}; give the rows as one of them")
-        names = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "labels"}
-        values, others = [input_ids, attention_mask, labels], {"texts_labels": texts_labels}
-        if texts is not None:
-            names = {"input_ids": "texts", "labels": "texts_labels"}
-            values, others = [texts, texts_labels], {"labels": labels, "attention_mask": attention_mask}
-        one, own = names["input_ids"], names["labels"]
-        if wrong := next((name for name, value in others.items() if value is not None), None):
-            raise ValueError(f"step: {wrong} does not go with {one}; leave it out, or give {own} for labels")
-        if self.encoder_decoder and labels is None and texts_labels is None:
-            raise ValueError(f"step: an encoder-decoder model needs labels; give {own}, one for each row")
-        given: dict[str, list[torch.Tensor]] = {}
-        for (key, name), value in zip(names.items(), values, strict=True):
-            if value is None:
-                continue
-            given[key] = _tensors(name, value) if texts is None else self._tokenize(name, value)
-            if len(given[key]) != len(given["input_ids"]):
-                count = len(given["input_ids"])
-                raise ValueError(f"step: {name} has {len(given[key])} rows, {one} has {count}; give as many of both")
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        given |= {"texts": texts, "texts_labels": texts_labels}
+        names = self._arguments_of_columns(given)
+        columns = self._columns(names, given)
         rows = []
-        for i, columns in enumerate(zip(*given.values(), strict=True)):
-            row = dict(zip(given, columns, strict=True))
-            for key, column in row.items():
-                size = len(row["input_ids"])
-                if len(column) != size and not (self.encoder_decoder and key == "labels"):
-                    what = f"{names[key]}[{i}] has {len(column)} tokens, {one}[{i}] has {size}"
-                    raise ValueError(f"step: {what}; give one for each token, or leave {names[key]} out")
-            rows.append(self._row(row))
-            if len(rows[i]["input_ids"]) == 0 or self.count_predicted(rows[i]["labels"]) == 0:
+        for i, values in enumerate(zip(*columns.values(), strict=True)):
+            given_row = dict(zip(columns, values, strict=True))
+            self._refuse_other_lengths(given_row, names, i)
+            row = self._row(given_row)
+            if len(row["input_ids"]) == 0 or self.count_predicted(row["labels"]) == 0:
                 raise ValueError(
                     f"step: row {i} has no token to predict: it is too short, masked, or all its labels within "
                     f"max_length are {IGNORE_INDEX}; leave it out, or raise max_length"
                 )
+            rows.append(row)
         return rows
+
+    def _arguments_of_columns(self, given: Mapping[str, object]) -> dict[str, str]:
+        """Return the columns of rows with the arguments of `step` that hold them; ValueError if arguments contradict each other."""
+        if (given["input_ids"] is None) == (given["texts"] is None):
+            is_neither = given["texts"] is None
+            what = "neither input_ids nor texts is given" if is_neither else "both input_ids and texts are given"
+            raise ValueError(f"step: {what}; give the rows as one of them")
+        if given["texts"] is None:
+            names = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "labels"}
+            others = ["texts_labels"]
+        else:
+            names = {"input_ids": "texts", "labels": "texts_labels"}
+            others = ["labels", "attention_mask"]
+        one, own = names["input_ids"], names["labels"]
+        for wrong in others:
+            if given[wrong] is not None:
+                raise ValueError(f"step: {wrong} does not go with {one}; leave it out, or give {own} for labels")
+        if self.encoder_decoder and given[own] is None:
+            raise ValueError(f"step: an encoder-decoder model needs labels; give {own}, one for each row")
+        return names
+
+    def _columns(self, names: Mapping[str, str], given: Mapping[str, object]) -> dict[str, list[torch.Tensor]]:
+        """Return the columns that are given, all with as many rows."""
+        columns: dict[str, list[torch.Tensor]] = {}
+        for column, name in names.items():
+            value = given[name]
+            if value is None:
+                continue
+            columns[column] = self._tokenize(name, value) if "texts" in names.values() else _tensors(name, value)
+            own, count = len(columns[column]), len(columns["input_ids"])
+            if own != count:
+                what = f"{name} has {own} rows, {names['input_ids']} has {count}"
+                raise ValueError(f"step: {what}; give as many of both")
+        return columns
+
+    def _refuse_other_lengths(self, row: Features, names: Mapping[str, str], i: int) -> None:
+        """Raise a ValueError if a column of row `i` has not one value for each token; labels of a second text may."""
+        size = len(row["input_ids"])
+        for key, column in row.items():
+            is_second_text = self.encoder_decoder and key == "labels"
+            if len(column) != size and not is_second_text:
+                what = f"{names[key]}[{i}] has {len(column)} tokens, {names['input_ids']}[{i}] has {size}"
+                raise ValueError(f"step: {what}; give one for each token, or leave {names[key]} out")
 
     def batches_of_step(
         self, *arguments: object, size: int, own: Callable[[list[Any]], Mapping[str, torch.Tensor]] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -80,19 +81,27 @@ def checked_or_default_arguments(args: object, *, model_name: str, schedule: obj
     if not isinstance(args, TrainingArguments):
         fix = "give an IterativeSFTConfig, TrainingArguments, or None"
         raise TypeError(f"IterativeSFTTrainer: args is of type {type(args).__name__}; {fix}")
-    found = [f"{name} is set, but {reason}" for name, reason in _REFUSED.items() if getattr(args, name)]
-    epochs = [name for name in ("logging_strategy", "eval_strategy", "save_strategy") if getattr(args, name) == "epoch"]
-    found += [f"{name} is 'epoch', and there are no epochs; use 'steps' or 'no'" for name in epochs]
-    if args.max_steps <= 0:
-        steps = ("logging_steps", "eval_steps", "save_steps", "warmup_steps")
-        shares = [name for name in steps if 0 < (getattr(args, name) or 0) < 1]
-        found += [f"{name} is a share of max_steps; set max_steps, or give a number of steps" for name in shares]
-        kind = SchedulerType(args.lr_scheduler_type).value
-        if schedule is None and kind not in _WITHOUT_END:
-            found.append(f"lr_scheduler_type {kind!r} needs an end; set max_steps, or use 'constant_with_warmup'")
-    if found:
-        raise ValueError(f"IterativeSFTTrainer: args.{found[0]}")
+    for problem in _arguments_of_a_loop(args, schedule):
+        raise ValueError(f"IterativeSFTTrainer: args.{problem}")
     return args
+
+
+def _arguments_of_a_loop(args: TrainingArguments, schedule: object) -> Iterator[str]:
+    """Yield which arguments need Trainer's loop, its epochs or its last step, and what to do."""
+    for name, reason in _REFUSED.items():
+        if getattr(args, name):
+            yield f"{name} is set, but {reason}"
+    for name in ("logging_strategy", "eval_strategy", "save_strategy"):
+        if getattr(args, name) == "epoch":
+            yield f"{name} is 'epoch', and there are no epochs; use 'steps' or 'no'"
+    if args.max_steps > 0:
+        return
+    for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
+        if 0 < (getattr(args, name) or 0) < 1:
+            yield f"{name} is a share of max_steps; set max_steps, or give a number of steps"
+    kind = SchedulerType(args.lr_scheduler_type).value
+    if schedule is None and kind not in _WITHOUT_END:
+        yield f"lr_scheduler_type {kind!r} needs an end; set max_steps, or use 'constant_with_warmup'"
 
 
 def model_name_or_path(model: object) -> str:

@@ -124,8 +124,8 @@ class IterativeSFTTrainer(Trainer):
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(PrinterCallback)
         if args.activation_checkpointing:
-            options = dict(args.activation_checkpointing_kwargs or {})
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None)
+            options = args.activation_checkpointing_kwargs
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=dict(options) if options else None)
         self._collectives = Collectives()
         # then, a linear schedule does not fall
         self._planned_steps = args.max_steps if args.max_steps > 0 else sys.maxsize
@@ -201,16 +201,27 @@ class IterativeSFTTrainer(Trainer):
         """Write README.md, a model card, to `args.output_dir`; the model's name is by default that of the folder."""
         if not self.is_world_process_zero():
             return
-        args, folder, model = self.args, Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        folder, model = Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
         base = str(getattr(model.config, "_name_or_path", "") or "")
         base = "" if Path(base).exists() else base  # a local folder means nothing to readers
+        more_tags = [tags] if isinstance(tags, str) else tags or ()
         metadata = {
             "library_name": "peft" if hasattr(model, "peft_config") else "transformers",
             "pipeline_tag": "text2text-generation" if model.config.is_encoder_decoder else "text-generation",
-            "tags": sorted({"iterative-sft", *([tags] if isinstance(tags, str) else tags or ())}),
+            "tags": sorted({"iterative-sft", *more_tags}),
             "base_model": base,
             "datasets": [dataset_name] if dataset_name else None,
         }
+        front_matter = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items() if value)
+        name = model_name or folder.absolute().name
+        about = "Fine-tuned with IterativeSFTTrainer: a script chose the rows of each step."
+        table = f"| | |\n| --- | --- |\n{self._card_rows(base, dataset_name)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "README.md").write_text(f"---\n{front_matter}---\n\n# {name}\n\n{about}\n\n{table}", encoding="utf-8")
+
+    def _card_rows(self, base: str, dataset_name: str | None) -> str:
+        """Return the rows of the model card's table, without those that nothing is known of."""
+        args = self.args
         losses = [f"{line['loss']:.4f}" for line in self.state.log_history if "loss" in line]
         facts = {
             "base model": base and f"`{base}`",
@@ -220,12 +231,7 @@ class IterativeSFTTrainer(Trainer):
             "optimizer": f"{args.optim.value}, learning rate {args.learning_rate:g}",
             "last logged loss, nats per token": losses[-1] if losses else None,
         }
-        front_matter = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items() if value)
-        rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value not in {None, ""})
-        about = "Fine-tuned with IterativeSFTTrainer: a script chose the rows of each step."
-        text = f"---\n{front_matter}---\n\n# {model_name or folder.absolute().name}\n\n{about}\n\n| | |\n| --- | --- |\n{rows}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        return "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value not in {None, ""})
 
     # What differs from Trainer
 

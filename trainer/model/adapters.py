@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -118,32 +118,16 @@ def add_lora_adapters(
     ModelError if peft rejects the settings, or could not merge the adapters.
     """
     from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
-    heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
     task = PEFT_TASKS.get(objective.pipeline_tag, _NO_HEAD)
-    layers, found_by_peft = (
-        sorted({name.rpartition(".")[0] for name in new}),
-        set[str]() if task == _NO_HEAD else {*_HEADS},
-    )
-    in_full = heads + [name for name in layers if name and not set(name.split(".")) & found_by_peft]
-    if outer := next((one for one in in_full if any(name.startswith(f"{one}.") for name in in_full)), None):
-        what = f"the base model lacks weights of {outer} and of layers inside of it, which peft cannot train in full together"
-        raise ModelError("model.lora", what, f"remove `model.lora`, or use a base model that has the layer {outer}")
+    in_full = _new_layers_in_full(objective, task, new)
     in_full += [name for name in lora.modules_to_save if name not in in_full]
+    layers = [name for name, _ in network.named_modules() if name]
+    fix = f"choose from the model's layers: {', '.join(sorted({_last_part(name) for name in layers}))}"
+    _refuse_unknown_layers(lora, layers, fix)
     tied = _tied_layers(network)
-    known = [f".{name}" for name, _ in network.named_modules() if name]
-    fix = f"choose from the model's layers: {', '.join(sorted({name.rpartition('.')[2] for name in known}))}"
-    named = () if isinstance(lora.target_modules, str) else lora.target_modules
-    for name in (*named, *lora.modules_to_save):  # peft passes over those that no layer has
-        if not any(one.endswith(f".{name}") for one in known):
-            raise ModelError("model.lora", f"the model has no layer {name}", fix)
-    ends = {name.rpartition(".")[2] for name in in_full}
-    frozen = [name for name in _embedding_layers(network) if name.rpartition(".")[2] not in ends]
-    if tied:  # peft finds the layer that shares its rows
-        frozen = frozen[:1] if len(frozen) == len(tied) else []
+    trained = {_last_part(name) for name in in_full}
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -151,38 +135,83 @@ def add_lora_adapters(
         target_modules=lora.target_modules,
         task_type=task,
         modules_to_save=in_full or None,
-        ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
+        ensure_weight_tying=not trained.isdisjoint(map(_last_part, tied)),
     )
-    rows = {name: [*tokens] for name in frozen if tokens and not check_target_module_exists(config, name)}
-    config.trainable_token_indices = rows or None
+    if tokens:
+        frozen = _frozen_embeddings(network, trained)
+        rows = {name: [*tokens] for name in frozen if not check_target_module_exists(config, name)}
+        config.trainable_token_indices = rows or None
     try:
-        # peft 0.21.2 uses old names of transformers; tied layers see below
+        # peft 0.21.2 uses old names of transformers
         with warnings.catch_warnings(action="ignore"):
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
-    if with_adapter := [
-        name for name in tied if isinstance(adapted.get_submodule(f"base_model.model.{name}"), LoraLayer)
-    ]:
-        # peft 0.21.2 adds a tied adapter twice when it merges, and others to both layers
-        what = f"{' and '.join(tied)} share their weights, into which an adapter of {with_adapter[0]} cannot be merged"
-        names = sorted({name.rpartition(".")[2] for name in tied})
-        fix = f"leave {' and '.join(names)} out of target_modules; `modules_to_save: [{names[0]}]` trains them in full"
-        raise ModelError("model.lora", what, fix)
+    _refuse_adapters_of_tied_layers(adapted, tied)
     return adapted
 
 
-def _tied_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """Return the layers of input and output embeddings by their names, if they share their weights."""
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _new_layers_in_full(objective: Objective[Any], task: str, new: Sequence[str]) -> list[str]:
+    """Return the layers with weights `new` to the base model that peft has to be told of; ModelError if one is inside of another."""
+    # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
+    heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
+    found_by_peft = set() if task == _NO_HEAD else {*_HEADS}
+    layers = sorted({name.rpartition(".")[0] for name in new})
+    in_full = heads + [name for name in layers if name and found_by_peft.isdisjoint(name.split("."))]
+    for outer in in_full:
+        if any(name.startswith(f"{outer}.") for name in in_full):
+            what = f"the base model lacks weights of {outer} and of layers inside of it, which peft cannot train in full together"
+            fix = f"remove `model.lora`, or use a base model that has the layer {outer}"
+            raise ModelError("model.lora", what, fix)
+    return in_full
+
+
+def _refuse_unknown_layers(lora: Lora, layers: Sequence[str], fix: str) -> None:
+    """Raise a ModelError if no layer has a name that the recipe gives; peft passes over such names."""
+    targets = () if isinstance(lora.target_modules, str) else lora.target_modules
+    for name in (*targets, *lora.modules_to_save):
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+            raise ModelError("model.lora", f"the model has no layer {name}", fix)
+
+
+def _frozen_embeddings(network: PreTrainedModel, trained: Collection[str]) -> list[str]:
+    """Return the embeddings that are not trained in full; of those that share their rows the first, as peft finds the other."""
+    frozen = [name for name in _embedding_layers(network) if _last_part(name) not in trained]
+    tied = _tied_layers(network)
+    if not tied:
+        return frozen
+    return frozen[:1] if len(frozen) == len(tied) else []
+
+
+def _refuse_adapters_of_tied_layers(adapted: PreTrainedModel, tied: Sequence[str]) -> None:
+    """Raise a ModelError for an adapter of a tied layer: peft 0.21.2 adds it twice when it merges, and others to both layers."""
+    from peft.tuners.lora import LoraLayer
+
+    for name in tied:
+        if isinstance(adapted.get_submodule(f"base_model.model.{name}"), LoraLayer):
+            what = f"{' and '.join(tied)} share their weights, into which an adapter of {name} cannot be merged"
+            ends = sorted({_last_part(one) for one in tied})
+            fix = (
+                f"leave {' and '.join(ends)} out of target_modules; `modules_to_save: [{ends[0]}]` trains them in full"
+            )
+            raise ModelError("model.lora", what, fix)
+
+
+def _tied_layers(network: PreTrainedModel) -> list[str]:
+    """Return the names of the layers of input and output embeddings, if they share their weights."""
     given, read = network.get_input_embeddings(), network.get_output_embeddings()
     if read is None or given.weight is not read.weight:
-        return {}
+        return []
     return _embedding_layers(network)
 
 
-def _embedding_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
+def _embedding_layers(network: PreTrainedModel) -> list[str]:
     layers = {network.get_input_embeddings(), network.get_output_embeddings()}
-    return {name: one for name, one in network.named_modules() if one in layers}
+    return [name for name, layer in network.named_modules() if layer in layers]
 
 
 def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -76,26 +76,28 @@ def find_transformers_settings_errors(config: dict[str, Any], names: dict[str, s
         known = [str(member.value) for member in kind]
         if key in names and names[key] not in known:
             found.append((("training", key), f"transformers has no {key} {names[key]!r}", known))
-    if not config:
-        return found
+    return found + (_find_model_config_errors(config) if config else [])
+
+
+def _find_model_config_errors(config: dict[str, Any]) -> list[Finding]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings, section = dict(config), ("model", "config")
     model_type = settings.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         what = f"transformers has no model type {model_type!r}"
-        return [*found, ((*section, "model_type"), what, sorted(CONFIG_MAPPING))]
+        return [((*section, "model_type"), what, sorted(CONFIG_MAPPING))]
     cls = CONFIG_MAPPING[model_type]
     annotated = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
     known = sorted(annotated | set(cls.attribute_map))
     unknown = [((*section, name), f"{model_type} has no such setting", known) for name in settings if name not in known]
-    if not unknown:
-        try:
-            cls(**settings)
-        except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
-            what = f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}"
-            found.append((section, what, []))
-    return found + unknown
+    if unknown:
+        return unknown
+    try:
+        cls(**settings)
+    except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
+        return [(section, f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
+    return []
 
 
 if __name__ == "__main__":

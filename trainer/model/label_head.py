@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from params import ModelError
 from trainer.objectives.bases.labels.names import are_unnamed, list_labels, match_labels
@@ -42,42 +42,69 @@ def keep_rows_of_known_labels(
     Raises:
         ModelError: a weight of another size is not part of the head.
     """
-    from transformers.utils.hub import cached_file
-
     places = _label_dimensions(network)
     if other := sorted(set(mismatched) - set(places)):
         what = f"cannot be loaded: its configuration fits another size of {', '.join(other[:5])}"
         raise ModelError(base, what, "use a model whose config.json belongs to its weights")
-    commit = getattr(network.config, "_commit_hash", None)
-    found = base if Path(base).is_dir() else cached_file(base, "config.json", revision=commit)
-    folder = Path(found) if Path(found).is_dir() else Path(found).parent
+    folder = _folder_of_configuration(base, network)
     if set(places) <= set(lacking):
         return set()  # there is no head
     known, labels = _read_labels(folder, base), _labels(network.config)
     if known == labels and not mismatched:
         return set()  # it is for these very labels
-    stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
-    stored |= _read_weights(folder, mismatched)
+    stored = _weights_of_base(network, folder, places, mismatched)
     kept = match_rows(known, labels, problem_type)
     why_new = _why_new(known, kept, set(mismatched) - stored.keys())
-    kept = [None] * len(labels) if why_new else kept
+    if why_new:
+        kept = [None] * len(labels)
+    elif {*kept} - {None}:
+        named = {name: weight for name, weight in stored.items() if name not in lacking}
+        _refuse_unnamed_rows(network, base, named, places, len(known))
+    _renew_head(network, places)
+    _copy_rows(network, {name: weight for name, weight in stored.items() if name in places}, places, kept)
+    told = f"{why_new}, so the head for all {len(labels)} labels is new" if why_new else _described(known, labels, kept)
+    logger.log(logging.WARNING if set(kept) == {None} else logging.INFO, "train: the head of %s: %s", base, told)
+    return set(places)
+
+
+def _folder_of_configuration(base: str, network: PreTrainedModel) -> Path:
+    """Return the folder of a base model, also of one that was loaded from the Hub."""
+    from transformers.utils.hub import cached_file
+
+    if Path(base).is_dir():
+        return Path(base)
+    found = Path(cached_file(base, "config.json", revision=getattr(network.config, "_commit_hash", None)))
+    return found if found.is_dir() else found.parent
+
+
+def _weights_of_base(
+    network: PreTrainedModel, folder: Path, places: Collection[str], mismatched: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Return weights of the base's head, those of another size from its files, where these have them by the same names."""
+    loaded = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
+    return loaded | _read_weights(folder, mismatched)
+
+
+def _refuse_unnamed_rows(
+    network: PreTrainedModel, base: str, stored: Mapping[str, torch.Tensor], places: Mapping[str, int], known: int
+) -> None:
+    """Raise a ModelError if a weight that is `stored` of the base's head has not a row for each of its `known` labels."""
+    wanted = len(_labels(network.config))
     for name, weight in stored.items():
         own, dimension = network.get_parameter(name), places[name]
-        is_other = weight.shape[dimension] - len(known) != own.shape[dimension] - len(labels)
-        if is_other and name not in lacking and {*kept} - {None}:
-            what = f"its id2label has {len(known)} labels, and {name} has {weight.shape[dimension]}"
+        if weight.shape[dimension] - known != own.shape[dimension] - wanted:
+            what = f"its id2label has {known} labels, and {name} has {weight.shape[dimension]}"
             raise ModelError(base, what, "write the names of all rows of its head into config.json")
+
+
+def _renew_head(network: PreTrainedModel, places: Collection[str]) -> None:
+    """Draw the weights in `places` anew."""
     for module in sorted({name.rpartition(".")[0] for name in places}):
         layer = network.get_submodule(module)
         for name, weight in list(layer.named_parameters(recurse=False)):
             if f"{module}.{name}".lstrip(".") in places:
                 setattr(layer, name, torch.nn.Parameter(torch.zeros_like(weight)))
         network._init_weights(layer)  # noqa: SLF001 - as transformers itself does for weights that a base lacks
-    _copy_rows(network, {name: weight for name, weight in stored.items() if name in places}, places, kept)
-    is_dropped = set(kept) == {None}
-    told = f"{why_new}, so the head for all {len(labels)} labels is new" if why_new else _described(known, labels, kept)
-    logger.log(logging.WARNING if is_dropped else logging.INFO, "train: the head of %s: %s", base, told)
-    return set(places)
 
 
 def match_rows(known: Sequence[str], wanted: Sequence[str], problem_type: str | None) -> list[int | None]:
@@ -188,11 +215,11 @@ def _label_dimensions(network: PreTrainedModel) -> dict[str, int]:
     return {name: dimensions[0] for name, dimensions in changed.items() if dimensions}
 
 
-def _read_weights(folder: Path, names: Collection[str]) -> Mapping[str, Any]:
+def _read_weights(folder: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
     """Return weights by name from the safetensors in a folder; others, under another name there, are left out."""
     from safetensors import safe_open
 
-    found = dict[str, Any]()
+    found = dict[str, torch.Tensor]()
     for path in sorted(folder.glob("model*.safetensors")) if names else ():
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in set(names) & set(file.keys())}

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -335,17 +335,24 @@ def _load(
         what = f"cannot be loaded: its configuration fits another size of {', '.join(resized[:5])}"
         raise ModelError(path, what, "use a model whose config.json belongs to its weights")
     total = len(network.state_dict())
-    for names, verb, what in ((missing, "lacks", "new"), (info["unexpected_keys"], "has", "not used")):
-        if layers := list(dict.fromkeys(name.rpartition(".")[0] for name in sorted(names))):
-            told = ", ".join(layers[:5]) + (f" and {len(layers) - 5} more layers" if len(layers) > 5 else "")
-            level = logging.WARNING if len(names) > total / 2 else logging.INFO
-            logger.log(level, "%s %s weights of %s (%d of %d): they are %s", path, verb, told, len(names), total, what)
+    _log_weights(path, "lacks", missing, total, "new")
+    _log_weights(path, "has", info["unexpected_keys"], total, "not used")
     if network.can_generate():
         repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
     align_weights(network)
     return put_padding_before_text(network), missing, resized
+
+
+def _log_weights(path: str, verb: str, names: Collection[str], total: int, what: str) -> None:
+    """Log which layers the files of a model lack, or have beside those of the model; as a warning if they are most of it."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in sorted(names)))
+    if not layers:
+        return
+    told = ", ".join(layers[:5]) + (f" and {len(layers) - 5} more layers" if len(layers) > 5 else "")
+    level = logging.WARNING if len(names) > total / 2 else logging.INFO
+    logger.log(level, "%s %s weights of %s (%d of %d): they are %s", path, verb, told, len(names), total, what)
 
 
 def _settings_as_decoder(path: str, revision: str | None, objective: Objective[Any]) -> dict[str, bool]:

@@ -53,12 +53,7 @@ def check_start_fits(start: Path, model: Model) -> None:
     if is_adapter_folder(start):
         return  # they are those of the section's own model, see `resolve_start`
     found = _configuration(str(start), None)
-    if model.pretrained:
-        base = _configuration(model.pretrained, model.revision)
-        wanted = {key: value for key, value in base.to_dict().items() if type(value) is int}
-        wanted = {key: value for key, value in wanted.items() if not key.endswith("_token_id")}
-    else:
-        base, wanted = transformers.AutoConfig.for_model(**(model.config or {})), model.config or {}
+    base, wanted = _described_model(model)
     for key in ("model_type", *wanted):
         if key in _NO_PART or not hasattr(found, key):
             continue
@@ -66,6 +61,16 @@ def check_start_fits(start: Path, model: Model) -> None:
         if theirs != ours:
             what = f"the published model has {key} {theirs}, and the recipe's model {ours}"
             raise ModelError.at("model.start", what, f"{_FIX}; or undo the change of the model")
+
+
+def _described_model(model: Model) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration that the model section describes, and its values that the published model must have."""
+    if not model.pretrained:
+        settings = model.config or {}
+        return transformers.AutoConfig.for_model(**settings), settings
+    base = _configuration(model.pretrained, model.revision)
+    sizes = {key: value for key, value in base.to_dict().items() if type(value) is int}
+    return base, {key: value for key, value in sizes.items() if not key.endswith("_token_id")}
 
 
 def _comparable(value: Any, given: Any) -> Any:

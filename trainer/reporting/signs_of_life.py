@@ -176,14 +176,20 @@ class SignsOfLife:
             self._written = now
             self._clear()
         elif self._screen:
-            is_long = work.done is not None and work.seconds >= DRAW_AFTER_S
-            if now - self._written >= DRAW_AFTER_S or self._is_drawn or is_long:
-                self._draw(work.as_bar())
+            self._draw_when_due(work, now)
         elif not (self._report and is_terminal(sys.stdout)):  # there, the process that draws shows it
-            due_s = max(self._line_after_s, (work.seconds or now - self._start) / _FRACTION)
-            if now - max(self._written, self._lined) >= due_s:
-                self._lined = now
-                os.write(2, f"{work.as_line()}\n".encode())
+            self._print_when_due(work, now)
+
+    def _draw_when_due(self, work: Work, now: float) -> None:
+        is_long = work.done is not None and work.seconds >= DRAW_AFTER_S
+        if now - self._written >= DRAW_AFTER_S or self._is_drawn or is_long:
+            self._draw(work.as_bar())
+
+    def _print_when_due(self, work: Work, now: float) -> None:
+        due_s = max(self._line_after_s, (work.seconds or now - self._start) / _FRACTION)
+        if now - max(self._written, self._lined) >= due_s:
+            self._lined = now
+            os.write(2, f"{work.as_line()}\n".encode())
 
     def _own_work(self, now: float) -> Work:
         if self.work:

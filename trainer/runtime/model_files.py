@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -82,26 +82,9 @@ def check_safe_to_load(
             settings are not plain LoRA.
         OSError: as transformers does, if the Hub cannot be reached or has no such repository.
     """
-    name, folder = where or str(path), Path(path)
-    if folder.is_dir():
-        _refuse_files_of_others(folder, name)
-        patterns = _READ if weights else _OF_TOKENIZER
-        for file in sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file()):
-            with file.open("rb") as content:
-                if content.read(len(_POINTER)) == _POINTER:
-                    what = f"{file.name} is a git-lfs pointer, not the file itself"
-                    raise ModelError(name, what, f"run `git -C {folder} lfs pull`, or download the model again")
-            if file.suffix != _WEIGHTS and file.stat().st_size > _MAX_TOKENIZER_BYTES:
-                what = f"{file.name} has more than {_MAX_TOKENIZER_BYTES >> 20} MiB, the most that is read"
-                raise ModelError(name, what, "use a model whose tokenizer is smaller")
-        if weights and not adapter and (folder / _ADAPTER).exists():
-            raise _no_whole_model(name)
-        for file in sorted(file for pattern in _OF_WEIGHTS if weights for file in folder.glob(pattern)):
-            _check_header(file, name)
-        plain = (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json")  # some tokenizers have parts in subfolders
-        for pattern in (_ADAPTER, *plain, *(f"*/{known}" for known in plain)):
-            for file in sorted(folder.glob(pattern)):
-                check_settings(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
+    name, is_whole_model = where or str(path), weights and not adapter
+    if Path(path).is_dir():
+        _check_folder(Path(path), name, weights=weights, is_whole_model=is_whole_model)
         return revision
     from transformers.utils.hub import cached_file, resolve_revision
 
@@ -110,11 +93,44 @@ def check_safe_to_load(
     asked = {key: of_hub[key] for key in (*keys, "subfolder") if key in of_hub}
     for known in _NAMES_OF_HUB:
         found = cached_file(path, known, revision=pinned, _raise_exceptions_for_missing_entries=False, **asked)
-        if found is not None:
-            if weights and not adapter and known == _ADAPTER:
-                raise _no_whole_model(name)
-            check_settings(Path(found), f"{name}: {known}", is_whole=False)
+        if found is None:
+            continue
+        if is_whole_model and known == _ADAPTER:
+            raise _no_whole_model(name)
+        check_settings(Path(found), f"{name}: {known}", is_whole=False)
     return pinned
+
+
+def _check_folder(folder: Path, name: str, *, weights: bool, is_whole_model: bool) -> None:
+    """Check the files of a folder as `check_safe_to_load` does."""
+    _refuse_files_of_others(folder, name)
+    for file in _matching(folder, _READ if weights else _OF_TOKENIZER):
+        if file.is_file():
+            _refuse_pointer_and_size(file, name)
+    if is_whole_model and (folder / _ADAPTER).exists():
+        raise _no_whole_model(name)
+    for file in _matching(folder, _OF_WEIGHTS if weights else ()):
+        _check_header(file, name)
+    plain = (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json")  # some tokenizers have parts in subfolders
+    for pattern in (_ADAPTER, *plain, *(f"*/{known}" for known in plain)):
+        for file in sorted(folder.glob(pattern)):
+            check_settings(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+
+def _refuse_pointer_and_size(file: Path, name: str) -> None:
+    """Raise ModelError for a pointer in the place of a file, and for a tokenizer that is too large to read."""
+    with file.open("rb") as content:
+        is_pointer = content.read(len(_POINTER)) == _POINTER
+    if is_pointer:
+        what = f"{file.name} is a git-lfs pointer, not the file itself"
+        raise ModelError(name, what, f"run `git -C {file.parent} lfs pull`, or download the model again")
+    if file.suffix != _WEIGHTS and file.stat().st_size > _MAX_TOKENIZER_BYTES:
+        what = f"{file.name} has more than {_MAX_TOKENIZER_BYTES >> 20} MiB, the most that is read"
+        raise ModelError(name, what, "use a model whose tokenizer is smaller")
 
 
 def has_only_unsafe_weights(folder: Path) -> bool:
@@ -210,14 +226,20 @@ def _configuration_problem(content: Any) -> tuple[str, str] | None:
         if "/" in text and any(key.endswith("attn_implementation") for key in path):
             what = f"asks for {text[:200]!r}, code of a repository, which Evergreen never runs"
             return what, "remove attn_implementation, or use a model without it"
-    for key, number in _numbers(content):
-        for counted, most in _MAX_COUNTS:
-            if number > most and counted.fullmatch(key):
-                return f"{key} is {number:g}, and at most {most:,} is read", "use a model of a usual size"
+    if too_many := _first_count_above_most(content):
+        return f"{too_many} is read", "use a model of a usual size"
     weights = given.get("transformers_weights")
     if weights is not None and weights != _INDEX and not _is_weights(weights):
         what = f"transformers_weights is {weights!r}, which is no safetensors file of the model's own folder"
         return what, "remove that key"
+    return None
+
+
+def _first_count_above_most(content: Any) -> str | None:
+    for key, number in _numbers(content):
+        for counted, most in _MAX_COUNTS:
+            if number > most and counted.fullmatch(key):
+                return f"{key} is {number:g}, and at most {most:,}"
     return None
 
 
