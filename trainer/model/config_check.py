@@ -90,7 +90,8 @@ def _find_model_config_errors(config: dict[str, Any]) -> list[Finding]:
     cls = CONFIG_MAPPING[model_type]
     annotated = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
     known = sorted(annotated | set(cls.attribute_map))
-    unknown = [((*section, name), f"{model_type} has no such setting", known) for name in settings if name not in known]
+    what = f"{model_type} has no such setting"
+    unknown: list[Finding] = [((*section, name), what, known) for name in settings if name not in known]
     if unknown:
         return unknown
     try:
