@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from flows.child_process import MODULES_OF_STAGES
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice
 from params.sections.data import Data
@@ -171,7 +172,7 @@ def main() -> None:
             more = count // 100_000 * 1000
             write(root / f"rows{sources - 1}.jsonl", more, start=count + number * more)
             time.sleep(3)
-            with fork_server.running(dict(os.environ)) if number else contextlib.nullcontext():
+            with fork_server.running(dict(os.environ), MODULES_OF_STAGES) if number else contextlib.nullcontext():
                 time.sleep(30 * number)  # it imports the libraries
                 for stage in STAGES:
                     found = measure(stage, root, tokenizer, processes[-1])

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, TypeAlias
+from typing import IO, Final, TypeAlias
 
 import psutil
 
@@ -34,6 +34,17 @@ from trainer.runtime.lifetime import die_with_parent, signal_process_group, stop
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
+MODULES_OF_STAGES: Final = (
+    *("dvc.repo", "dvc.commands.repro", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml", "dvc.parsing"),
+    *("dvc.scm", "dvc.repo.open_repo", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.plots"),
+    *("dvc.cachemgr", "dvc.data_cloud", "dvc_data.hashfile.db.local", "scmrepo.git", "dulwich.worktree"),
+    *("fsspec.implementations.memory", "typer", "pydantic", "ruamel.yaml.mergevalue", "psutil", "jinja2", "xxhash"),
+    *("numpy", "pandas", "pyarrow.parquet", "huggingface_hub.hf_api", "scipy.stats", "scipy.optimize"),
+    *("tasks.validation.gx", "transformers", "tokenizers.processors", *fork_server.TORCH, "matplotlib.figure"),
+    *("matplotlib.backends.backend_svg", "markdown_it", "fastapi", "uvicorn.loops.asyncio"),
+    *("uvicorn.protocols.http.auto", "dulwich.repo"),
+)
+"""What the stages import, in the order in which a run needs it."""
 GRACE_S = 20.0  # seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s
 
 
@@ -56,7 +67,7 @@ def start_python_module(
 
 def fork_modules() -> contextlib.AbstractContextManager[None]:
     """Let the modules that `run_python_module` runs in the block, and the stages that they start, be forked with their libraries."""
-    return fork_server.running(_environment())
+    return fork_server.running(_environment(), MODULES_OF_STAGES)
 
 
 def _environment() -> dict[str, str]:

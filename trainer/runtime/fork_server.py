@@ -42,7 +42,7 @@ from trainer.runtime.lifetime import FORK, die_with_parent, is_fork, run_and_end
 
 VARIABLE: Final = "EVERGREEN_FORK_SERVER"
 """Environment variable: address of the server, set by `running`. A user sets it to `none`: then nothing is forked."""
-_TORCH: Final = (
+TORCH: Final = (
     "torch",
     "accelerate",
     "torch._dynamo",
@@ -50,23 +50,12 @@ _TORCH: Final = (
     "transformers.models.auto.modeling_auto",
 )
 """What asks for GPUs."""
-OF_TRAINING: Final = ("numpy", "pyarrow.parquet", "transformers", "tokenizers.processors", *_TORCH)
+OF_TRAINING: Final = ("numpy", "pyarrow.parquet", "transformers", "tokenizers.processors", *TORCH)
 """What the only process of a training imports."""
-MODULES: Final = (
-    *("dvc.repo", "dvc.commands.repro", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml", "dvc.parsing"),
-    *("dvc.scm", "dvc.repo.open_repo", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.plots"),
-    *("dvc.cachemgr", "dvc.data_cloud", "dvc_data.hashfile.db.local", "scmrepo.git", "dulwich.worktree"),
-    *("fsspec.implementations.memory", "typer", "pydantic", "ruamel.yaml.mergevalue", "psutil", "jinja2", "xxhash"),
-    *("numpy", "pandas", "pyarrow.parquet", "huggingface_hub.hf_api", "scipy.stats", "scipy.optimize"),
-    *("tasks.validation.gx", "transformers", "tokenizers.processors", *_TORCH, "matplotlib.figure"),
-    *("matplotlib.backends.backend_svg", "markdown_it", "fastapi", "uvicorn.loops.asyncio"),
-    *("uvicorn.protocols.http.auto", "dulwich.repo"),
-)
-"""What the stages import, in the order in which a run needs it."""
 _PROJECT: Final = ("params", "trainer", "tasks", "flows")
 _GPUS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OWN_VARIABLES: Final = ("DVC_", "EVERGREEN_", "PREFECT__")
-"""Beginnings of the names of variables that each command has for itself, and that no library of `MODULES` reads when imported."""
+"""Beginnings of the names of variables that each command has for itself, and that no library that is imported reads."""
 _SHELL: Final = {"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS"}
 _THREADS: Final = "OMP_NUM_THREADS"
 _LATER = {_THREADS, "TOKENIZERS_PARALLELISM", "GLOO_SOCKET_IFNAME"}
@@ -82,7 +71,7 @@ _SIZE: Final = struct.Struct("!I")
 
 
 @contextlib.contextmanager
-def running(environment: dict[str, str], modules: Sequence[str] = MODULES) -> Iterator[None]:
+def running(environment: dict[str, str], modules: Sequence[str]) -> Iterator[None]:
     """Run a server that imports `modules`, for the commands that this process starts in the block with `environment`."""
     if not sys.platform.startswith("linux") or VARIABLE in os.environ:
         yield
@@ -310,7 +299,7 @@ def _main(listener: int, parent: int, modules: Sequence[str]) -> Any:
     for module in modules:
         if work := server.answer(0):
             return work()
-        if not (has_gpu and module in _TORCH):
+        if not (has_gpu and module in TORCH):
             _import(module)
     while not (work := server.answer(None)):
         pass
