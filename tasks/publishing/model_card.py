@@ -11,11 +11,13 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from params.foundation.artifacts import Artifacts
+from params.schema import Model, Publish, Recipe
 from params.sections.data import RowsFromHubDataset
 from tasks.evaluation.report import EvaluationDetails, EvaluationReport, SliceResult, format_confidence_level
 from tasks.hub_client.connection import LOCAL
@@ -33,10 +35,12 @@ from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+from trainer.objectives.bases.objective import Objective
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     import jinja2
+    from huggingface_hub import EvalResult, ModelCardData
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
@@ -86,17 +90,12 @@ def render_model_card(
     `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
     release of the charts that the card shows, see `PICTURES`.
     """
-    from huggingface_hub import EvalResult, ModelCardData
-
     artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
     recipe, objective = load(artifacts.recipe_path), objectives.build_objective(candidate.objective)
     own_format = objective.release_format
     ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, EvaluationDetails)
-    drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
-    base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
-    if base and ((artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base)):
-        base = None
+    base = _base_repository(recipe.model, artifacts)
     body = _template().render(
         publish=publish,
         is_local=candidate.endpoint == LOCAL,
@@ -123,49 +122,110 @@ def render_model_card(
         details=details,
         blessing=candidate.blessing,
         replaced=replaced,
-        drift=[one.sentence for one in (drift, details.champion_confidence) if one],
+        drift=_drift_sentences(artifacts, details),
         comparisons=[one for one in details.comparisons if one.metric == evaluated.metric],
         slices=_slices(details),
         changed=details.changed[:_MAX_CHANGED] if publish.private else [],
         picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
-        outs=[
-            (out["path"], out["md5"])
-            for entry in ((record["dvc_lock"] or {}).get("stages") or {}).values()
-            for out in entry.get("outs") or ()
-        ],
+        outs=list(_outputs_of_stages(record["dvc_lock"])),
         fence=code_block_fence(record["recipe"]["text"]),
     )
+    results = _evaluation_results(candidate, recipe, metrics, ingested, details)
+    metadata = _metadata(publish, recipe, objective, base=base, metrics=_kinds_on_hub(metrics), results=results)
+    return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
+
+
+def _base_repository(model: Model, artifacts: Artifacts) -> str | None:
+    """Return the Hub repository that training started from; None for random weights or a folder."""
+    base = model.pretrained
+    if not base or (artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base):
+        return None
+    return base
+
+
+def _drift_sentences(artifacts: Artifacts, details: EvaluationDetails) -> list[str]:
+    has_report = artifacts.report("validate").exists()
+    of_rows = read_report(artifacts, ValidationReport).drift if has_report else None
+    return [one.sentence for one in (of_rows, details.champion_confidence) if one]
+
+
+def _outputs_of_stages(dvc_lock: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield the path and the hash of each output that the stages have recorded."""
+    stages = (dvc_lock or {}).get("stages") or {}
+    for entry in stages.values():
+        for out in entry.get("outs") or ():
+            yield out["path"], out["md5"]
+
+
+def _metadata(
+    publish: Publish,
+    recipe: Recipe,
+    objective: Objective[Any],
+    *,
+    base: str | None,
+    metrics: list[str],
+    results: list[EvalResult],
+) -> ModelCardData:
+    """Return what the Hub reads of the card."""
+    from huggingface_hub import ModelCardData
+
     is_adapter, is_listed = publish.adapter == "adapter", publish.license in _LICENSES
-    several = [one for one in recipe.data.row_sources.values() if isinstance(one, RowsFromHubDataset)]
-    dataset = several[0].repo_id if len(several) == len(recipe.data.row_sources) == 1 else None
-    known = [_HUB_METRICS[name][0] for name in metrics if name in _HUB_METRICS]
-    metadata = ModelCardData(
+    library = objective.release_format.library if objective.release_format else "transformers"
+    datasets = [one.repo_id for one in _hub_datasets(recipe) if not one.endpoint]
+    tags = ["evergreen", recipe.objective.name.replace("_", "-")]
+    if recipe.model.lora:
+        tags.append("lora")
+    return ModelCardData(
         license=publish.license if is_listed else "other",
         license_name=None if is_listed else publish.license,
-        library_name="peft" if is_adapter else own_format.library if own_format else "transformers",
+        library_name="peft" if is_adapter else library,
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[one.repo_id for one in several if not one.endpoint] or None,
-        tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
-        metrics=list(dict.fromkeys(known)) or None,
+        datasets=datasets or None,
+        tags=tags,
+        metrics=metrics or None,
         model_name=publish.repo_id.split("/")[1],
-        eval_results=[
-            EvalResult(
-                task_type=objective.pipeline_tag,
-                # in the form that the Hub accepts for a dataset
-                dataset_type=dataset or re.sub(r"[^\w.-]", "-", artifacts.recipe, flags=re.ASCII),
-                dataset_name=_plain(f"{artifacts.recipe} ({ingested.source})"),
-                dataset_split=evaluated.split,
-                dataset_revision=ingested.revision,
-                metric_value=round(value, 6),
-                **_hub_metric(name, evaluated, details),
-            )
-            for name, value in metrics.items()
-        ],
+        eval_results=results,
     )
-    return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
+
+
+def _kinds_on_hub(metrics: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(_HUB_METRICS[name][0] for name in metrics if name in _HUB_METRICS))
+
+
+def _hub_datasets(recipe: Recipe) -> list[RowsFromHubDataset]:
+    return [one for one in recipe.data.row_sources.values() if isinstance(one, RowsFromHubDataset)]
+
+
+def _evaluation_results(
+    candidate: Candidate,
+    recipe: Recipe,
+    metrics: Mapping[str, float],
+    ingested: IngestReport,
+    details: EvaluationDetails,
+) -> list[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    name, datasets = candidate.artifacts.recipe, _hub_datasets(recipe)
+    task = objectives.build_objective(candidate.objective).pipeline_tag
+    # in the form that the Hub accepts for a dataset
+    dataset = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    if len(datasets) == len(recipe.data.row_sources) == 1:
+        dataset = datasets[0].repo_id
+    return [
+        EvalResult(
+            task_type=task,
+            dataset_type=dataset,
+            dataset_name=_plain(f"{name} ({ingested.source})"),
+            dataset_split=candidate.evaluated.split,
+            dataset_revision=ingested.revision,
+            metric_value=round(value, 6),
+            **_hub_metric(metric, candidate.evaluated, details),
+        )
+        for metric, value in metrics.items()
+    ]
 
 
 @functools.cache
@@ -191,18 +251,24 @@ def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetai
     interval = details.intervals["model"].get(name)
     if interval and isfinite(interval.low) and isfinite(interval.high):
         arguments["interval"] = {**_rounded(interval, "low", "high"), "confidence": details.confidence}
-    for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
-        if other and name in other:
-            arguments[label] = round(other[name], 6)
-            if label == "champion" and evaluated.champion_rows not in (None, evaluated.rows):
-                arguments["champion_rows"] = evaluated.champion_rows
+    if evaluated.champion and name in evaluated.champion:
+        arguments["champion"] = round(evaluated.champion[name], 6)
+        if evaluated.champion_rows not in (None, evaluated.rows):
+            arguments["champion_rows"] = evaluated.champion_rows
+    if evaluated.untrained and name in evaluated.untrained:
+        arguments["base"] = round(evaluated.untrained[name], 6)
+    return {"metric_type": kind, "metric_name": shown, "metric_args": arguments | _gains(name, evaluated, details)}
+
+
+def _gains(name: str, evaluated: EvaluationReport, details: EvaluationDetails) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for one in details.comparisons:
         if one.metric == name and one.has_interval:
             label = "champion" if one.against == "champion" else "base"
-            arguments[f"gain_over_{label}"] = _rounded(one, "gain", "low", "high")
+            found[f"gain_over_{label}"] = _rounded(one, "gain", "low", "high")
             if one.rows != evaluated.rows:
-                arguments[f"gain_over_{label}"]["rows"] = one.rows
-    return {"metric_type": kind, "metric_name": shown, "metric_args": arguments}
+                found[f"gain_over_{label}"]["rows"] = one.rows
+    return found
 
 
 def _rounded(report: Report, *names: str) -> dict[str, float]:
