@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from huggingface_hub.community import Discussion, DiscussionComment, DiscussionStatusChange
 
@@ -31,6 +31,20 @@ WAITING: Final = frozenset({"open", "draft"})
 _NO_REJECTION = "Evergreen has closed this pull request itself. That rejects no model: it may be proposed again."
 """The end of the comment with which we close one; later runs look for it."""
 _TITLE = re.compile(r"Publish (?P<tag>\S+) of (?P<recipe>\S+)")
+
+
+class _SeenProposals(NamedTuple):
+    """Pull requests that propose releases, oldest first."""
+
+    of_all: Sequence[Discussion]
+    """Those of any recipe; the others are of this one."""
+    same: Sequence[Discussion]
+    """Of the release that is to be proposed."""
+    earlier: Sequence[Discussion]
+    """Of others."""
+    is_open: Sequence[Discussion]
+    waiting: Sequence[Discussion]
+    """Open ones with all files of the release."""
 
 
 @dataclass(frozen=True)
@@ -80,29 +94,15 @@ class ReleaseProposals:
     def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> ReleaseOutcome:
         """Make one attempt; it can be repeated whatever it raises."""
         repository, state = self.repository, RepositoryState.read(self.repository, release)
-        proposals = self._of_any_recipe()
-        ours = [found for found in proposals if _named(found)["recipe"] == self.recipe]
-        same = [found for found in ours if _named(found)["tag"] == release.tag]
-        is_open = [found for found in ours if found.status in WAITING]
-        waiting = [
-            found for found in is_open if found in same and not files_to_write_or_remove(release, self._files(found))
-        ]
-        self._tag_merged([found for found in ours if found not in same])
-        if published := state.find_release(merged=self._merge_commits(same)):
-            self._close(is_open, f"{release.tag} is published.")
-            return published
-        try:
-            state.refuse_stale()
-        except StaleBlessingError as error:
-            self._close(is_open, f"{error.what[0].upper()}{error.what[1:]}.")
-            raise
-        if not waiting and (number := self._find_rejection(proposals, {release.weights or "", *release.forms})):
-            return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
-        for found in is_open:
-            if found in same and found not in waiting:
-                self._close([found], f"It holds other files than {release.tag}.")
-            elif found not in waiting[:1]:
-                self._close([found], f"A newer model of this recipe is proposed as {release.tag}.")
+        seen = self._sort(release)
+        self._tag_merged(seen.earlier)
+        if decided := self._decided(release, state, seen):
+            return decided
+        waiting = seen.waiting[:1]
+        torn = [found for found in seen.is_open if found in seen.same and found not in seen.waiting]
+        self._close(torn, f"It holds other files than {release.tag}.")
+        superseded = [found for found in seen.is_open if found not in torn and found not in waiting]
+        self._close(superseded, f"A newer model of this recipe is proposed as {release.tag}.")
         if waiting:
             number = waiting[0].num
             return ReleaseOutcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
@@ -118,6 +118,30 @@ class ReleaseProposals:
         )
         return self._look_and_act(release, created=True)  # are there two?
 
+    def _decided(self, release: ReleasePlan, state: RepositoryState, seen: _SeenProposals) -> ReleaseOutcome | None:
+        """Return what has become of a release already; StaleBlessingError if it may not replace what main holds."""
+        if published := state.find_release(merged=self._merge_commits(seen.same)):
+            self._close(seen.is_open, f"{release.tag} is published.")
+            return published
+        try:
+            state.refuse_stale()
+        except StaleBlessingError as error:
+            self._close(seen.is_open, f"{error.what[0].upper()}{error.what[1:]}.")
+            raise
+        rejected = None if seen.waiting else self._find_rejection(seen.of_all, {release.weights or "", *release.forms})
+        if rejected:
+            return ReleaseOutcome("rejected", pull_request=rejected, note=f"pull request {rejected} was closed")
+        return None
+
+    def _sort(self, release: ReleasePlan) -> _SeenProposals:
+        of_all = self._of_any_recipe()
+        ours = [found for found in of_all if _named(found)["recipe"] == self.recipe]
+        same = [found for found in ours if _named(found)["tag"] == release.tag]
+        earlier = [found for found in ours if found not in same]
+        is_open = [found for found in ours if found.status in WAITING]
+        waiting = [found for found in same if found in is_open and self._has_files_of(found, release)]
+        return _SeenProposals(of_all, same, earlier, is_open, waiting)
+
     def _of_any_recipe(self) -> list[Discussion]:
         """Return the pull requests that propose a release of any recipe, oldest first."""
         found = self.repository.api.get_repo_discussions(self.repository.id, discussion_type="pull_request")
@@ -125,6 +149,9 @@ class ReleaseProposals:
 
     def _files(self, proposal: Discussion) -> Tree:
         return self.repository.tree(f"refs/pr/{proposal.num}")
+
+    def _has_files_of(self, proposal: Discussion, release: ReleasePlan) -> bool:
+        return not files_to_write_or_remove(release, self._files(proposal))
 
     def _find_rejection(self, proposals: Sequence[Discussion], weights: Collection[str]) -> int | None:
         """Return the newest pull request of this account with one of these models that a person has closed."""

@@ -110,6 +110,20 @@ def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mappin
 
 def _problems(name: str, path: Path) -> list[str]:
     """Return why what is there may not be published."""
+    if fault := _fault_of_name(name, path):
+        return [fault]
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        start = file.read(512)
+    for what, pattern in _STARTS.items():
+        if pattern.match(start):
+            return [f"{name}: {what}, whatever its name says"]
+    return [*find_secrets(name, path), *_faults_of_config(name, path)]
+
+
+def _fault_of_name(name: str, path: Path) -> str | None:
+    """Return what its name and its kind say against it; the first counts."""
     suffix, is_file = path.suffix.lower(), path.is_file()
     faults = {
         "the name of a file holds something like a secret": find_secrets("", name.encode(errors="surrogateescape")),
@@ -121,23 +135,22 @@ def _problems(name: str, path: Path) -> list[str]:
         and suffix in _PICKLES,
         f"{name}: is code": is_file and suffix in _CODE,
     }
-    if not is_file or any(faults.values()):
-        return [fault for fault, is_there in faults.items() if is_there][:1]
-    with path.open("rb") as file:
-        start = file.read(512)
-    for what, pattern in _STARTS.items():
-        if pattern.match(start):
-            return [f"{name}: {what}, whatever its name says"]
-    problems = find_secrets(name, path)
-    if path.name.endswith("config.json"):
-        try:
-            config = json.loads(path.read_bytes())
-        except ValueError as error:
-            return [*problems, f"{name}: is not JSON: {error}"]
-        is_models = path.name == "config.json"  # an adapter's config may have the key with an empty value
-        if isinstance(config, dict) and ("auto_map" in config if is_models else config.get("auto_map")):
-            problems.append(f"{name}: has auto_map, which makes users run code of the repository")
-    return problems
+    return next((fault for fault, is_there in faults.items() if is_there), None)
+
+
+def _faults_of_config(name: str, path: Path) -> list[str]:
+    """Return why a configuration may not be published; nothing of another file."""
+    if not path.name.endswith("config.json"):
+        return []
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        return [f"{name}: is not JSON: {error}"]
+    if not isinstance(config, dict):
+        return []
+    # an adapter's config may have the key with an empty value
+    names_code = "auto_map" in config if path.name == "config.json" else config.get("auto_map")
+    return [f"{name}: has auto_map, which makes users run code of the repository"] if names_code else []
 
 
 def _release_file(name: str, source: Path | bytes) -> ReleasedFile:

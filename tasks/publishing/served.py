@@ -247,21 +247,27 @@ class AnswerChecker:
         fix += f"; nothing was sent, and the files are still there{see_limits('model')}"
         return ModelError(self.where, what, fix)
 
+    def _reasons_of_labels(self, config: Any) -> Iterator[str]:
+        labels = self.state.get("labels")
+        if not labels:
+            return
+        if [config.id2label.get(number) for number in range(len(labels))] != labels:
+            yield "id2label in its config.json names the outputs otherwise than they were learned"
+        problem_type = getattr(config, "problem_type", None)
+        usual = self.objective.model_config(self.state).get("problem_type")
+        if problem_type not in {None, usual, "single_label_classification"}:
+            yield f"problem_type in its config.json is {problem_type}, so its probabilities do not add up to one"
+
     def _reasons(self, reader: ModelLoadedByCard) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""
         own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
-        labels, problem_type = self.state.get("labels"), getattr(config, "problem_type", None)
-        usual = self.objective.model_config(self.state).get("problem_type") if labels else None
         if own.model_max_length < self.max_length:
             yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {self.max_length}"
         if own.chat_template != judged.chat_template:
             yield "its tokenizer has another chat template"
         if own.get_vocab() != judged.get_vocab():
             yield "its tokenizer has another vocabulary"
-        if labels and [config.id2label.get(number) for number in range(len(labels))] != labels:
-            yield "id2label in its config.json names the outputs otherwise than they were learned"
-        if labels and problem_type not in {None, usual, "single_label_classification"}:
-            yield f"problem_type in its config.json is {problem_type}, so its probabilities do not add up to one"
+        yield from self._reasons_of_labels(config)
         kinds = {weight.dtype for weight in reader.network.parameters() if weight.dtype.is_floating_point}
         if coarse := sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32}):
             yield f"its weights are read as {', '.join(coarse)}"
