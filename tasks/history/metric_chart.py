@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -93,17 +94,26 @@ def _lines(axes: Axes, lines: Sequence[_Line], colour: str, width: float) -> Non
 def axis_range(evaluated: Judged) -> tuple[float, float]:
     """Return the ends of the chart's axis: all values and intervals, without refused ones and those far outside of most."""
     found = [one for run, one in evaluated if run.outcome != "refused"] or [one for _, one in evaluated]
-    values = [value for one in found for value in (one.value, one.champion) if value is not None]
-    ends = [*values, *(value for one in found for value in (one.low, one.high) if value is not None)]
-    fence = (min(ends), max(ends))
-    if len(values) >= 8:
-        lower, _, upper = statistics.quantiles(values, n=4)
-        if upper > lower:
-            fence = (lower - _FENCE * (upper - lower), upper + _FENCE * (upper - lower))
-    inside = [value for value in ends if fence[0] <= value <= fence[1]]
+    values = _given(value for one in found for value in (one.value, one.champion))
+    ends = values + _given(value for one in found for value in (one.low, one.high))
+    lowest, highest = _fence(values)
+    inside = [value for value in ends if lowest <= value <= highest]
     low, high = min(inside), max(inside)
     margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
+
+
+def _given(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _fence(values: Sequence[float]) -> tuple[float, float]:
+    """Return between which values most are (Tukey's fences); everything, if they are few or mostly equal."""
+    if len(values) >= 8:
+        lower, _, upper = statistics.quantiles(values, n=4)
+        if upper > lower:
+            return lower - _FENCE * (upper - lower), upper + _FENCE * (upper - lower)
+    return -math.inf, math.inf
 
 
 def _label_axes(axes: Axes, span: timedelta) -> None:

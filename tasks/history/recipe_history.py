@@ -5,7 +5,7 @@ That are rollbacks, releases by `dvc repro`, and everything from before there wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,20 +96,26 @@ def _find_last_release(artifacts: Artifacts, runs: Sequence[RunEntry]) -> RunEnt
 
 def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
     """Return the runs of a recipe, and what only the log of releases knows, the oldest first."""
-    runs = read_runs(artifacts)
-    receipts = read_release_events(artifacts)
-    judged_further = {_work(entry) for entry in receipts if entry.event != "verdict"}
-    found = []
-    for receipt in receipts:
-        if receipt.event == "verdict" and _work(receipt) in judged_further:
-            continue
-        if entry := _entry(artifacts, receipt):
-            told = [number for number, run in enumerate(runs) if _tells(run, entry)]
-            found += [] if told else [entry]
-            for number in told:
-                if runs[number].is_from_server and runs[number].outcome == entry.outcome:  # it knows no release
-                    runs[number] = runs[number].model_copy(update={name: getattr(entry, name) for name in _RELEASE})
-    return sorted([*runs, *found], key=lambda run: run.started)
+    runs, only_logged = read_runs(artifacts), []
+    for entry in _read_release_entries(artifacts):
+        told = [number for number, run in enumerate(runs) if _tells(run, entry)]
+        if not told:
+            only_logged.append(entry)
+        for number in told:
+            if runs[number].is_from_server and runs[number].outcome == entry.outcome:  # it knows no release
+                runs[number] = runs[number].model_copy(update={name: getattr(entry, name) for name in _RELEASE})
+    return sorted([*runs, *only_logged], key=lambda run: run.started)
+
+
+def _read_release_entries(artifacts: Artifacts) -> Iterator[RunEntry]:
+    """Yield what the log of releases says; a verdict only of what was not judged further."""
+    events = read_release_events(artifacts)
+    judged_further = {_work(one) for one in events if one.event != "verdict"}
+    for one in events:
+        is_judged_further = one.event == "verdict" and _work(one) in judged_further
+        entry = None if is_judged_further else _entry(artifacts, one)
+        if entry:
+            yield entry
 
 
 def _tells(run: RunEntry, entry: RunEntry) -> bool:

@@ -158,30 +158,30 @@ class RunRecorder:
         results = RunResults(self.artifacts)
         receipt = results.receipt if error is None and self._did("publish") else None
         blessing = results.blessing if self._is_done("evaluate") else None
-        details = results.details if self._is_done("evaluate") else None
-        validated = results.validated if self._is_done("validate") else None
         outcome = self._outcome(error, receipt, blessing)
         if outcome == "crashed":
             self.stages = _with_outcome(self.stages, "crashed", instead_of="cancelled")
         judged, recipe = receipt or blessing, results.recipe
-        release = receipt or (recipe.publish if recipe else None)
         entry = self._until_now(
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
-            error=_KILLED if outcome == "crashed" else _error(error) if error and outcome in _WITH_ERROR else None,
-            rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
-            drift=drift_summary(
-                validated.drift if validated else None, details.champion_confidence if details else None
-            ),
+            error=_error_of_run(outcome, error),
             evaluated=_evaluated(results, blessing) if blessing else None,
-            repo_id=release.repo_id if release else None,
-            endpoint=release.endpoint if release else None,
-            commit=receipt.commit if receipt else None,
-            tag=receipt.tag if receipt else None,
             git_commit=git_commit_with_dirty_mark(self.artifacts.root, recipe) if recipe else None,
+            **self._about_rows(results),
+            **_about_release(receipt, recipe),
         )
         return entry.model_copy(update={"cost": cost_of_run(entry, recipe)})
+
+    def _about_rows(self, results: RunResults) -> dict[str, Any]:
+        validated = results.validated if self._is_done("validate") else None
+        details = results.details if self._is_done("evaluate") else None
+        confidence = details.champion_confidence if details else None
+        if validated is None:
+            return {"drift": drift_summary(None, confidence)}
+        rows = {**validated.rows_out, "quarantined": validated.quarantined}
+        return {"rows": rows, "drift": drift_summary(validated.drift, confidence)}
 
     def _outcome(
         self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None
@@ -229,6 +229,19 @@ def cost_of_run(entry: run_log.RunEntry, recipe: Recipe | None) -> float | None:
     """Return what a run has cost by `launch.price_per_hour`; None if the recipe gives no price."""
     price = recipe.launch.price_per_hour if recipe else None
     return None if price is None else round((entry.seconds or 0.0) / 3600 * price, 4)
+
+
+def _about_release(receipt: Receipt | None, recipe: Recipe | None) -> dict[str, Any]:
+    """Return where a run publishes, and what it has published."""
+    if receipt:
+        return {name: getattr(receipt, name) for name in ("repo_id", "endpoint", "commit", "tag")}
+    return {"repo_id": recipe.publish.repo_id, "endpoint": recipe.publish.endpoint} if recipe else {}
+
+
+def _error_of_run(outcome: run_log.Outcome, error: BaseException | None) -> run_log.RunErrorRecord | None:
+    if outcome == "crashed":
+        return _KILLED
+    return _error(error) if error and outcome in _WITH_ERROR else None
 
 
 def _error(error: BaseException) -> run_log.RunErrorRecord:
