@@ -140,26 +140,26 @@ def write_part_shards(
         kept = [row for row, split in enumerate(all_splits) if split]
         places, batch, splits = [rows + row for row in kept], all_rows, [all_splits[row] for row in kept]
         rows, left_out = rows + len(all_splits), left_out + len(all_splits) - len(kept)
-        if len(kept) < len(all_splits):
-            batch = replace(
-                all_rows, rows=all_rows.rows.take(pa.array(kept, pa.int64())), address=partial(_address, all_rows, kept)
-            )
         if not kept:
             continue
+        if len(kept) < len(all_splits):
+            chosen_rows = all_rows.rows.take(pa.array(kept, pa.int64()))
+            batch = replace(all_rows, rows=chosen_rows, address=partial(_address, all_rows, kept))
         widen_schema_in_place(columns, columns_of_batch(batch, columns))
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, pa.array(places, pa.int32()))
         table = conform_to_schema(table, _schema(columns), batch.address(0))
         for split in dict.fromkeys(splits):
             chosen = [row for row, of in enumerate(splits) if of == split]
             tables.setdefault(split, []).append(table if len(chosen) == len(table) else table.take(chosen))
-    shards = {}
-    for split, own in tables.items():
-        path = folder / split / part_file_name(number, source)
-        whole = pa.concat_tables(
-            [conform_to_schema(table, _schema(columns), path.stem) for table in own]
-        ).combine_chunks()
-        shards[split] = write_shard(whole, path)
+    name, schema = part_file_name(number, source), _schema(columns)
+    shards = {split: _write_tables(own, schema, folder / split / name) for split, own in tables.items()}
     return WrittenPart(rows, columns, shards, left_out=left_out)
+
+
+def _write_tables(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> Shard:
+    """Write tables, to some of which later ones have added columns, as one shard."""
+    whole = pa.concat_tables([conform_to_schema(table, schema, path.stem) for table in tables])
+    return write_shard(whole.combine_chunks(), path)
 
 
 def _address(batch: SourceBatch, rows: Sequence[int], i: int) -> str:
@@ -198,20 +198,28 @@ def columns_of_batch(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> d
     found = {}
     for stored, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
         kind, before = batch.types.get(stored.name, stored.type), known.get(stored.name)
-        is_large = (
-            types.is_integer(kind)
-            and max(abs(end or 0) for end in pc.min_max(values).as_py().values()) > _LARGEST_EXACT
-        )
+        is_large = types.is_integer(kind) and _largest(values) > _LARGEST_EXACT
         if before and before.type.equals(kind) and before.stored.equals(stored.type) and before.is_large >= is_large:
             continue
-        row = values.is_valid().index(pa.scalar(value=True)).as_py()
-        rows = {} if kind.equals(pa.list_(pa.null())) else {type_name(kind): max(row, 0)}  # empty lists are of any type
-        if stored.type.equals(JSON) and not types.is_floating(kind):
-            names = [text and _json_type(text) for text in values.cast(pa.string()).to_pylist()]
-            rows = {name: names.index(name) for name in dict.fromkeys(names) if name}
+        rows = _first_row_of_each_type(stored, kind, values)
         seen = {name: batch.address(row) for name, row in rows.items()}
         found[stored.name] = SourceColumn(kind, stored.type, seen, is_large, types.is_floating(stored.type))
     return found
+
+
+def _largest(integers: pa.Array) -> int:
+    """Return the largest absolute value; 0 if there is none."""
+    return max(abs(end or 0) for end in pc.min_max(integers).as_py().values())
+
+
+def _first_row_of_each_type(stored: pa.Field, kind: pa.DataType, values: pa.Array) -> dict[str, int]:
+    """Return the types that a column has in a batch, each with the first row that has it; empty lists are of any type."""
+    if stored.type.equals(JSON) and not types.is_floating(kind):
+        names = [text and _json_type(text) for text in values.cast(pa.string()).to_pylist()]
+        return {name: names.index(name) for name in dict.fromkeys(names) if name}
+    if kind.equals(pa.list_(pa.null())):
+        return {}
+    return {type_name(kind): max(values.is_valid().index(pa.scalar(value=True)).as_py(), 0)}
 
 
 def _json_type(text: str) -> str:

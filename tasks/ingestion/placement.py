@@ -123,19 +123,7 @@ def place_by_time(folder: Path, parts: Sequence[PlacedPart], limits: TimeLimits,
     Raises:
         DataError: no row has a time.
     """
-
-    def times_of(table: pa.Table) -> NDArray[np.int64]:
-        return read_times(table[limits.column]) if limits.column in table.column_names else np.full(len(table), NO_TIME)
-
-    newest = NO_TIME
-    for part in parts:
-        own = np.array([part.written.latest_us])
-        if own[0] > latest_us:
-            tables = [
-                pq.read_table(folder / split / one.name, columns=[limits.column]) for split, one in part.shards.items()
-            ]
-            own = np.concatenate([times_of(table) for table in tables])
-        newest = max(newest, int(own[own <= latest_us].max(initial=NO_TIME)))
+    newest = max((_newest_time(folder, part, limits.column, latest_us) for part in parts), default=NO_TIME)
     if newest == NO_TIME:
         what = f"no row has a time in `{limits.column}` that can be read"
         raise DataError.at(
@@ -146,7 +134,7 @@ def place_by_time(folder: Path, parts: Sequence[PlacedPart], limits: TimeLimits,
 
         def place(split: str, table: pa.Table, part: PlacedPart = part) -> Destinations:
             nonlocal learned
-            times = times_of(table)
+            times = _times_of(table, limits.column)
             found = limits.destinations(times, split, newest, part.allowed)
             learned = max(
                 learned, int(times[np.isin(found, ("train", "validation")) & (times <= newest)].max(initial=NO_TIME))
@@ -165,6 +153,19 @@ def place_by_time(folder: Path, parts: Sequence[PlacedPart], limits: TimeLimits,
                 continue
         part.move(folder, place)
     return newest, learned
+
+
+def _times_of(table: pa.Table, column: str) -> NDArray[np.int64]:
+    return read_times(table[column]) if column in table.column_names else np.full(len(table), NO_TIME)
+
+
+def _newest_time(folder: Path, part: PlacedPart, column: str, latest_us: int) -> int:
+    """Return the newest time of a part's rows up to `latest_us`; its shards are read only if there are later ones."""
+    if part.written.latest_us <= latest_us:
+        return part.written.latest_us
+    tables = [pq.read_table(folder / split / one.name, columns=[column]) for split, one in part.shards.items()]
+    times = np.concatenate([_times_of(table, column) for table in tables])
+    return int(times[times <= latest_us].max(initial=NO_TIME))
 
 
 def _move_whole(folder: Path, part: PlacedPart, split: str, to: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -109,32 +109,52 @@ class RowChoice:
             raise RecipeError.at(f"{self.key}.columns.{new}", what, fix) from None
 
     def _renamed(self, batch: SourceBatch, rows: list[dict[str, Any]]) -> tuple[SourceBatch, list[dict[str, Any]]]:
+        """Return a batch and its rows with the columns that the recipe names: renamed ones, and texts that are made of some."""
         from trainer.column_template import names_columns
 
         known = batch.rows.schema.names
-        found = {new: self._template(new, text) for new, text in self.columns.items()}
-        found = {new: template for new, template in found.items() if {*template.columns} & {*known}}
+        found = self._templates_of(known)
         names = {self.columns[new]: new for new in found if not names_columns(self.columns[new])}
         templates = {new: template for new, template in found.items() if new not in names.values()}
-        # of a row without any of the columns, only what stands around them would be left
-        texts = {new: [one.fill(row) if one.values(row) else None for row in rows] for new, one in templates.items()}
-        merged = {name for template in templates.values() for name in template.columns} - names.keys()
-        kept = [name for name in known if name not in merged or name not in texts]
-        twice = [
-            name for name, count in Counter([*(names.get(name, name) for name in kept), *texts]).items() if count > 1
-        ]
-        if twice:
-            what = f"the source has a column `{twice[0]}` of its own, or two columns get this name"
-            fix = f"give its own another name, too, such as `other_{twice[0]}: {twice[0]}`"
-            raise RecipeError.at(f"{self.key}.columns.{twice[0]}", what, fix)
+        texts = {new: _filled(template, rows) for new, template in templates.items()}
+        merged = set[str]().union(*(template.columns for template in templates.values())) - names.keys()
+        replaced = merged & texts.keys()
+        kept = [name for name in known if name not in replaced]
+        self._refuse_equal_names([*(names.get(name, name) for name in kept), *texts])
         batch = rename_columns(replace(batch, rows=batch.rows.select(kept)), names)
         arrays = [*batch.rows.columns, *(pa.array(own, pa.string()) for own in texts.values())]
         batch = replace(batch, rows=pa.RecordBatch.from_arrays(arrays, names=[*batch.rows.schema.names, *texts]))
-        renamed = [
-            {names.get(name, name): row[name] for name in kept} | {new: own[i] for new, own in texts.items()}
-            for i, row in enumerate(rows)
-        ]
-        return batch, renamed
+        return batch, [_renamed_row(row, kept, names, texts, i) for i, row in enumerate(rows)]
+
+    def _templates_of(self, known: Collection[str]) -> dict[str, PromptTemplate]:
+        """Return the templates of new columns that name one of the `known` columns."""
+        templates = {new: self._template(new, text) for new, text in self.columns.items()}
+        return {new: template for new, template in templates.items() if not {*known}.isdisjoint(template.columns)}
+
+    def _refuse_equal_names(self, names: Sequence[str]) -> None:
+        """Raise a RecipeError if a batch would have two columns of one name."""
+        for name, count in Counter(names).items():
+            if count > 1:
+                what = f"the source has a column `{name}` of its own, or two columns get this name"
+                fix = f"give its own another name, too, such as `other_{name}: {name}`"
+                raise RecipeError.at(f"{self.key}.columns.{name}", what, fix)
+
+
+def _filled(template: PromptTemplate, rows: Iterable[Mapping[str, Any]]) -> list[str | None]:
+    """Return the text of each row; of one without any of the columns, only what stands around them would be left."""
+    return [template.fill(row) if template.values(row) else None for row in rows]
+
+
+def _renamed_row(
+    row: Mapping[str, Any],
+    kept: Sequence[str],
+    names: Mapping[str, str],
+    texts: Mapping[str, Sequence[Any]],
+    place: int,
+) -> dict[str, Any]:
+    """Return a row with the columns that are kept, under their new names, and its texts, at its place."""
+    renamed = {names.get(name, name): row[name] for name in kept}
+    return renamed | {name: own[place] for name, own in texts.items()}
 
 
 def _says(value: Any, wanted: Any) -> bool:

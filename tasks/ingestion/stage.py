@@ -67,6 +67,10 @@ class _ReadSource:
         return [split for split in SPLITS if self.keys.splits is None or split in self.keys.splits]
 
     @property
+    def lacking(self) -> list[str]:
+        return [name for name in ("test", "validation") if name not in self.opened.splits and name in self.allowed]
+
+    @property
     def name(self) -> str:
         return source_name(self.key)
 
@@ -104,49 +108,20 @@ def ingest(
     ):
         workers.expect_as_before()  # while the files are looked at
         sources = [_open(f"data.{key}", keys, artifacts, workers) for key, keys in data.row_sources.items()]
-        _set_shares(sources, data.split)
-        columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
-        mixed = [name for name, column in columns.items() if column.is_mixed]
-        # rows with 7 belong to those with "7"
-        if any(source.shares for source in sources) and {*mixed} & {*data.group_by}:
-            for split in SPLITS:
-                shutil.rmtree(folder / split, ignore_errors=True)
-            group_by = {name: name in mixed for name in data.group_by}
-            columns = _write_rows(sources, data, group_by, seed, folder=folder, workers=workers)
-        for name in mixed:
-            found, kind = columns[name].found, type_name(columns[name].type)
-            logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
-        for split in SPLITS:
-            (folder / split).mkdir(exist_ok=True)
+        for source in sources:
+            source.shares = _shares(source, sources, data.split)
+        columns = _write_splits(sources, data, seed, folder=folder, workers=workers)
         times, learned = _place(sources, data, folder)
         shards = {split: _shards_of(sources, split) for split in SPLITS}
         for split in SPLITS:
             write_split_schema(folder / split, columns, data.group_by, times)
             Manifest.write(folder / split, shards[split])
-        if any(source.shares for source in sources) and (by := data.split.stratify):
-            _stratify(by, sources, columns, shards, seed=seed, folder=folder)
-        rows = {split: SplitRows(folder / split) for split in SPLITS}
-        named = dict(data.whole_sources)
-        if data.corrections and wait_for_answers(data.corrections, artifacts.root):
-            del named[CORRECTIONS]
-        whole = {name: _open(f"data.{name}", keys, artifacts, workers) for name, keys in named.items()}
-        for number, suite in enumerate(suites):
-            key = f"evaluation.suites.{number}.source"
-            whole[f"{SUITES}/{suite.name}"] = _open(key, suite.source, artifacts, workers)
+        if data.split.stratify and any(source.shares for source in sources):
+            _stratify(data.split.stratify, sources, columns, shards, seed=seed, folder=folder)
+        whole = _open_whole_sources(artifacts, data, suites, workers)
         for name, source in whole.items():
             _write_whole(source, folder / name, workers, seed)
-        written = (*SPLITS, *whole)
-        report = IngestReport(
-            source=", ".join(dict.fromkeys(source.keys.kind for source in sources)),
-            revision=" ".join(f"{one.name}={one.opened.revision}".removeprefix("=") for one in sources),
-            corpus_revision=whole[CORPUS].opened.revision if CORPUS in whole else "",
-            rows={split: len(rows[split]) for split in SPLITS},
-            columns={field.name: type_name(field.type) for field in rows["train"].schema},
-            data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in written},
-            sources={source.name: source.rows for source in sources if source.name},
-            left_out=dict(sum((source.left_out for source in sources), Counter[str]())),
-            learned_until=learned,
-        )
+        report = _report_of(folder, sources, whole, shards, learned)
         _refuse_empty_splits(report, sources, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
     return report
@@ -157,27 +132,79 @@ def _open(key: str, keys: Source, artifacts: Artifacts, workers: ShardWorkers) -
         return _ReadSource(key, keys, open_source(keys, artifacts.root, workers.memory))
 
 
-def _set_shares(sources: Sequence[_ReadSource], split: Split) -> None:
-    """Say which share of the training rows of each source goes to each split that the source lacks."""
-    for source in sources:
-        lacking = [
-            name for name in ("test", "validation") if name not in source.opened.splits and name in source.allowed
-        ]
-        shares: dict[str, float] = {name: float(getattr(split, name)) for name in lacking if split.by == "hash"}
-        for name in [name for name, share in shares.items() if not share]:
-            if any(name in other.opened.splits for other in sources):
-                del shares[name]  # another source has rows for it
-                continue
+def _open_whole_sources(
+    artifacts: Artifacts, data: Data, suites: Sequence[Suite], workers: ShardWorkers
+) -> dict[str, _ReadSource]:
+    """Open the sources that have no splits, by the folder that gets their rows; without corrections while none has been written."""
+    named: dict[str, tuple[str, Source]] = {name: (f"data.{name}", keys) for name, keys in data.whole_sources.items()}
+    if data.corrections and wait_for_answers(data.corrections, artifacts.root):
+        del named[CORRECTIONS]
+    for number, suite in enumerate(suites):
+        named[f"{SUITES}/{suite.name}"] = f"evaluation.suites.{number}.source", suite.source
+    return {name: _open(key, keys, artifacts, workers) for name, (key, keys) in named.items()}
+
+
+def _report_of(
+    folder: Path,
+    sources: Sequence[_ReadSource],
+    whole: Mapping[str, _ReadSource],
+    shards: Mapping[str, Sequence[Shard]],
+    learned_until: str,
+) -> IngestReport:
+    rows = {split: SplitRows(folder / split) for split in SPLITS}
+    return IngestReport(
+        source=", ".join(dict.fromkeys(source.keys.kind for source in sources)),
+        revision=" ".join(f"{one.name}={one.opened.revision}".removeprefix("=") for one in sources),
+        corpus_revision=whole[CORPUS].opened.revision if CORPUS in whole else "",
+        rows={split: len(rows[split]) for split in SPLITS},
+        columns={field.name: type_name(field.type) for field in rows["train"].schema},
+        data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in (*SPLITS, *whole)},
+        sources={source.name: source.rows for source in sources if source.name},
+        left_out=dict(sum((source.left_out for source in sources), Counter[str]())),
+        learned_until=learned_until,
+    )
+
+
+def _shares(source: _ReadSource, sources: Sequence[_ReadSource], split: Split) -> dict[str, float]:
+    """Return which share of the training rows of a source goes to each split that it lacks."""
+    if split.by != "hash":
+        return {}
+    shares = dict[str, float]()
+    for name in source.lacking:
+        share = float(getattr(split, name))
+        if share:
+            shares[name] = share
+        elif not any(name in other.opened.splits for other in sources):
             what = f"there would be no {name} rows: the source has no such split, and the share is 0"
             fix = "set a share such as 0.05, or give the split its own files"
             raise RecipeError.at(f"data.split.{name}", what, fix)
-        if sum(shares.values()) >= 1:
-            fix = "choose shares that add up to less than 1"
-            raise RecipeError.at("data.split", "the shares leave no training rows", fix)
-        if shares and "train" not in source.allowed:  # all of its rows are held out
-            total, last = sum(shares.values()), lacking[-1]
-            shares = {name: share / total for name, share in shares.items()} | {last: 1.0}
-        source.shares = shares
+    total = sum(shares.values())
+    if total >= 1:
+        fix = "choose shares that add up to less than 1"
+        raise RecipeError.at("data.split", "the shares leave no training rows", fix)
+    if shares and "train" not in source.allowed:  # all of its rows are held out
+        return {name: share / total for name, share in shares.items()} | {source.lacking[-1]: 1.0}
+    return shares
+
+
+def _write_splits(
+    sources: Sequence[_ReadSource], data: Data, seed: int, *, folder: Path, workers: ShardWorkers
+) -> dict[str, SourceColumn]:
+    """Write the rows of all splits, each of which has a folder then, and return their columns."""
+    columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
+    mixed = [name for name, column in columns.items() if column.is_mixed]
+    # rows with 7 belong to those with "7"
+    if any(source.shares for source in sources) and {*mixed} & {*data.group_by}:
+        for split in SPLITS:
+            shutil.rmtree(folder / split, ignore_errors=True)
+        group_by = {name: name in mixed for name in data.group_by}
+        columns = _write_rows(sources, data, group_by, seed, folder=folder, workers=workers)
+    for name in mixed:
+        found, kind = columns[name].found, type_name(columns[name].type)
+        logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
+    for split in SPLITS:
+        (folder / split).mkdir(exist_ok=True)
+    return columns
 
 
 def _write_rows(
@@ -204,12 +231,19 @@ def _write_rows(
                     shards = {name: shard.model_copy(update=known) for name, shard in part.shards.items()}
                     source.parts.append(PlacedPart(part, source.allowed, shards))
                     row_id += part.rows
-            if names := {name for part in source.parts for name in part.written.names}:
-                choice.check_names(names)
-            if own := sorted({name for part in source.parts for name in part.written.columns}):
-                check_columns(own, data.group_by)
-                check_columns(own, [data.time_column] if data.time_column else [], "data.time_column")
+            _check_columns_of(source, choice, data)
     return columns
+
+
+def _check_columns_of(source: _ReadSource, choice: RowChoice, data: Data) -> None:
+    """Check that a source that has rows has the columns that the recipe names."""
+    names = {name for part in source.parts for name in part.written.names}
+    if names:
+        choice.check_names(names)
+    columns = sorted({name for part in source.parts for name in part.written.columns})
+    if columns:
+        check_columns(columns, data.group_by)
+        check_columns(columns, [data.time_column] if data.time_column else [], "data.time_column")
 
 
 def _place(sources: Sequence[_ReadSource], data: Data, folder: Path) -> tuple[dict[str, Any] | None, str]:

@@ -34,28 +34,40 @@ def give_each_value_a_training_row(
     Raises:
         RecipeError: the column holds lists or records.
     """
-    known = {label for _, label in _labels(folder / "train", column)}
-    last: dict[str, tuple[float, dict[int, str]]] = {}
-    for split in held_out:
-        lacking = {row_id: label for row_id, label in _labels(folder / split, column) if label not in known}
-        for row in SplitRows(folder / split).pick(lacking):
-            row_id, own = row.pop(ROW_ID), position(row)
-            before, ids = last.get(lacking[row_id], (-1.0, {}))
-            if own >= before:
-                last[lacking[row_id]] = own, {**(ids if own == before else {}), row_id: split}
+    last = _last_rows_of_lacking_values(folder, column, held_out, position)
     moved: dict[tuple[str, str], list[int]] = {}
-    for row_id, split in sorted((row_id, split) for _, ids in last.values() for row_id, split in ids.items()):
+    for row_id, split in sorted((row_id, split) for ids in last.values() for row_id, split in ids.items()):
         shard = next(own for own in reversed(shards[split]) if own.first_row_id <= row_id)
         moved.setdefault((split, shard.name), []).append(row_id - shard.first_row_id)
     for (split, name), places in moved.items():
         pair = {of: shard for of in (split, "train") for shard in shards[of] if shard.name == name}
         found, _ = move_rows(folder, pair, partial(_with_moved, split, places))
         for of in (split, "train"):
-            others = [shard for shard in shards[of] if shard.name != name]
-            shards[of][:] = sorted(
-                [*others, *([found[of]] if of in found else [])], key=lambda shard: shard.first_row_id
-            )
+            by_name = {shard.name: shard for shard in shards[of]}
+            by_name.pop(name, None)
+            if of in found:
+                by_name[name] = found[of]
+            shards[of][:] = sorted(by_name.values(), key=lambda shard: shard.first_row_id)
     return len(last)
+
+
+def _last_rows_of_lacking_values(
+    folder: Path, column: str, held_out: Iterable[str], position: Callable[[Mapping[str, Any]], float]
+) -> dict[str, dict[int, str]]:
+    """Return for each value that no training row has its held-out row with the last position, and rows that are equal, by their row_id."""
+    known = {label for _, label in _labels(folder / "train", column)}
+    last_position, rows = dict[str, float](), dict[str, dict[int, str]]()
+    for split in held_out:
+        lacking = {row_id: label for row_id, label in _labels(folder / split, column) if label not in known}
+        for row in SplitRows(folder / split).pick(lacking):
+            row_id, own = row.pop(ROW_ID), position(row)
+            label = lacking[row_id]
+            before = last_position.get(label, -1.0)
+            if own > before:
+                last_position[label], rows[label] = own, {row_id: split}
+            elif own == before:
+                rows[label][row_id] = split
+    return rows
 
 
 def _with_moved(split: str, places: Sequence[int], of: str, table: pa.Table) -> Destinations:
