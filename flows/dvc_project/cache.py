@@ -221,7 +221,10 @@ def _files(folder: Path, endings: Endings, left_out: Collection[str] = (".git",)
     for path, names, files in os.walk(folder, onerror=stop):
         names[:] = [name for name in names if name not in left_out and (name != "cache" or Path(path).name != ".dvc")]
         for name in files:  # often a million, so that no Path is made of each
-            if name not in left_out and f"{path}/{name}".endswith(endings) and (file := Path(path, name)).is_file():
+            if name in left_out or not f"{path}/{name}".endswith(endings):
+                continue
+            file = Path(path, name)
+            if file.is_file():
                 try:
                     yield str(file), file.read_bytes()
                 except OSError as error:

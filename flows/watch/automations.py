@@ -190,7 +190,8 @@ def longest_interval_between_runs(schedules: Sequence[DeploymentSchedule]) -> ti
     coming = [dates for one in active if (dates := asyncio.run(one.get_dates(_DATES)))]
     # A schedule that still goes on after its last known date may have more: there the others say nothing either.
     end = min((dates[-1] for dates in coming if len(dates) == _DATES), default=None)
-    due = sorted({date for dates in coming for date in dates if end is None or date <= end})
+    all_dates = {date for dates in coming for date in dates}
+    due = sorted(date for date in all_dates if end is None or date <= end)
     return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
 
 

@@ -106,7 +106,8 @@ def describe_without_secrets(error: BaseException, api: HfApi) -> str:
         text = f"{type(cause).__name__}: {cause}"
     if uploading:
         text = f"{error} {text}"
-    if isinstance(token := api.token or get_token(), str) and token.strip():
+    token = api.token or get_token()
+    if isinstance(token, str) and token.strip():
         text = text.replace(token, "***").replace(token.strip(), "***")
     return without_secrets(text)
 

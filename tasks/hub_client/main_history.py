@@ -110,6 +110,7 @@ class MainHistory:
         for number, commit in reversed(list(enumerate(self.commits[:last]))):
             rollback = self.rollback(number) or {}
             file = None if rollback else self.file_of_release(number, known)
+            release_or_other: Literal["release", "other"] = "release" if file else "other"
             known.add(file)
             entries.append(
                 MainCommit(
@@ -117,7 +118,7 @@ class MainHistory:
                     tags=tuple(sorted(tag for tag, target in self.tags.items() if target == commit.commit_id)),
                     title=commit.title,
                     date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                    kind="rollback" if rollback else "release" if file else "other",
+                    kind="rollback" if rollback else release_or_other,
                     to=rollback.get(ROLLED_BACK_TO),
                     by=rollback.get(BY),
                     why=rollback.get(REASON),
@@ -208,7 +209,8 @@ class MainHistory:
             return None
         target = self.tags.get(trailers[ROLLED_BACK_TO])  # without it, the tag has been deleted since
         held = _blobs(self.tree(commit.commit_id))
-        return trailers if any(held == _blobs(self.tree(one)) for one in ([target] if target else older)) else None
+        brings_back = any(held == _blobs(self.tree(one)) for one in ([target] if target else older))
+        return trailers if brings_back else None
 
     def left_behind(self) -> dict[str, Mapping[str, str]]:
         """Return the commits that rollbacks have left behind, each with the trailers of the rollback."""

@@ -169,7 +169,9 @@ class HubRepository:
     def _model(self, commit: str, tags: Mapping[str, str]) -> PublishedModel | None:
         here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
         weights = tree_weights_digest(self.tree(commit))
-        return PublishedModel(commit, here[0][1] if here else None, weights) if weights else None
+        if not weights:
+            return None
+        return PublishedModel(commit, here[0][1] if here else None, weights)
 
     def time_of(self, commit: str | None) -> datetime | None:
         """Return when a commit of main was made, by the Hub's clock; None if main does not have it, or the Hub does not answer now."""

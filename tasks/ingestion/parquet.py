@@ -209,7 +209,7 @@ def columns_of_batch(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> d
 
 def _largest(integers: pa.Array) -> int:
     """Return the largest absolute value; 0 if there is none."""
-    return max(abs(end or 0) for end in pc.min_max(integers).as_py().values())
+    return max(abs(int(end or 0)) for end in pc.min_max(integers).as_py().values())
 
 
 def _first_row_of_each_type(stored: pa.Field, kind: pa.DataType, values: pa.Array) -> dict[str, int]:

@@ -170,7 +170,10 @@ def read_file_ranges(pieces: Iterable[FileRowRange]) -> Batches:
 def _first(batches: Batches) -> list[SourceBatch]:
     """Read the batches that the first rows are in."""
     first, count, size = list[SourceBatch](), 0, 0
-    while count < _MEASURED_ROWS and size < _MEASURED_BYTES and (batch := next(batches, None)):
+    while count < _MEASURED_ROWS and size < _MEASURED_BYTES:
+        batch = next(batches, None)
+        if batch is None:
+            break
         first.append(batch)
         count += len(batch.rows)
         size += size_of_batch(batch.rows)

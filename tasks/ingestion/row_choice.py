@@ -95,9 +95,11 @@ class RowChoice:
         """Raise a RecipeError if the source, whose rows have these columns, lacks one that the recipe names; a single row may."""
         read = {f"columns.{new}": [*self._template(new, text).columns] for new, text in self.columns.items()}
         read |= {"where": [] if isinstance(self.where, str) else [*self.where]}
-        for key, old in ((key, old) for key, several in read.items() for old in several if old not in known):
-            fix = suggestion(old, sorted(known), "columns")
-            raise RecipeError.at(f"{self.key}.{key}", f"the rows have no column `{old}`", fix)
+        for key, names in read.items():
+            for name in names:
+                if name not in known:
+                    fix = suggestion(name, sorted(known), "columns")
+                    raise RecipeError.at(f"{self.key}.{key}", f"the rows have no column `{name}`", fix)
 
     def _template(self, new: str, text: str) -> PromptTemplate:
         from trainer.column_template import column_or_template

@@ -170,7 +170,8 @@ class _Uploader:
         folders, names, done = {}, [], []
         for sealed in self._queue.next():
             is_best = sealed.name.startswith("best-")
-            folder = BEST if is_best else sealed.name if self._queue.keep_all else LAST
+            of_checkpoint = sealed.name if self._queue.keep_all else LAST
+            folder = BEST if is_best else of_checkpoint
             done.append(sealed)
             try:
                 if folder == LAST and self._is_behind(sealed):

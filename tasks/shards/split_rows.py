@@ -232,7 +232,9 @@ def store_as_json(values: Iterable[Any]) -> pa.Array:
 def values_of_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return the values of a column; those that are stored as JSON are what they were."""
     values: list[Any] = column.to_pylist()
-    return [None if value is None else json.loads(value) for value in values] if column.type.equals(JSON) else values
+    if not column.type.equals(JSON):
+        return values
+    return [None if value is None else json.loads(value) for value in values]
 
 
 def values_of_rows(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:

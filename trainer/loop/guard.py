@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -100,7 +101,8 @@ class CoordinatedStopGuard(TrainerCallback):
             what, affected = f"the loss is {found[0][0]}", {row for _, rows in found for row in rows}
         else:
             what = f"the loss is finite, but the norm of the gradient is {float(self.gradient_norm or 0.0)}"
-            affected = {row for all_rows in collectives.gather(own_rows) for rows in all_rows for row in rows}
+            micro_batches = itertools.chain.from_iterable(collectives.gather(own_rows))
+            affected = {row for rows in micro_batches for row in rows}
         fix = f"lower training.learning_rate, or look at these rows with `evergreen trace`; {self._last_checkpoint()}"
         return DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)
 

@@ -117,11 +117,11 @@ class RolloutTrainer(ReferenceTrainer):
 
     def _sample_round(self, step: int) -> list[Rollout]:
         steps = min(self.objective.steps_per_round, self.state.max_steps - step)
+        own_places = [place for places in self.training_data.own_places() for place in places]
         own = [
             (step + offset, place, keys[place])
             for offset, keys in enumerate(self.training_data.upcoming(steps))
-            for places in self.training_data.own_places()
-            for place in places
+            for place in own_places
         ]
         examples = self.training_data.examples([key for _, _, key in own])
         rows = self.objective.collate(examples, self.processing_class)["reward_rows"]

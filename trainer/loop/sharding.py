@@ -58,7 +58,11 @@ def check_sharding_as_requested(trainer: transformers.Trainer, checkpoint: Path 
         ModelError: accelerate does not do what its configuration asks for.
         CheckpointError: the checkpoint was written under another kind of sharding.
     """
-    found: Distribution = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
+    found: Distribution = _PLAIN
+    if trainer.is_fsdp_enabled:
+        found = "FSDP"
+    elif trainer.is_deepspeed_enabled:
+        found = "DeepSpeed"
     for requested, variable in _REQUESTED_BY.items():
         if os.environ.get(variable, "").lower() == "true" and found != requested:
             what, fix = _without_gpus(requested)

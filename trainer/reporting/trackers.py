@@ -28,7 +28,9 @@ _TAG = "evergreen.run"
 def find_tracker_problems(report_to: object) -> list[Problem]:
     """Return what is wrong with a recipe's `report_to`."""
     found = []
-    for name in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
+    if isinstance(report_to, str):
+        report_to = [report_to]
+    for name in report_to if isinstance(report_to, list) else []:
         if name in TRACKERS:
             if importlib.util.find_spec(name) is None:
                 found.append(Problem(_KEY, f"{name} is not installed", install_extra(name)))

@@ -271,7 +271,8 @@ def _become(request: dict[str, Any], files: list[int], server: int) -> Any:
     os.environ.update(request["environment"], **{FORK: str(os.getpid())})
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # as in a process of its own
-    if "torch" in sys.modules and (threads := os.environ.get(_THREADS)) and threads != of_server:
+    threads = os.environ.get(_THREADS)
+    if "torch" in sys.modules and threads and threads != of_server:
         sys.modules["torch"].set_num_threads(int(threads))
     sys.argv = request["arguments"]
     module, function, *arguments = request["call"]
