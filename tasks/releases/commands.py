@@ -43,8 +43,7 @@ def forget(
 
     Until then, no run publishes there: its model would be compared with nothing, or with an older model.
     """
-    from tasks.releases.forget import forget_lost_releases
-    from tasks.releases.recipe_releases import name_of_user
+    from tasks.releases.recipe_releases import forget_lost_releases, name_of_user
 
     forget_lost_releases(recipe, by=by or name_of_user(), why=why)
 

@@ -1,4 +1,4 @@
-"""The releases of recipes: list them, roll back to an older one."""
+"""The releases of recipes: list them, roll back to an older one, or say once that a Hub has lost what the log of releases names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from params import HubRefusedError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
-from tasks.hub_client.lost_releases import refuse_lost_releases
+from tasks.hub_client.lost_releases import find_lost_releases, refuse_lost_releases
 from tasks.hub_client.main_history import MainHistory, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
 from tasks.recipes.loading import load
-from tasks.release_log.events import ReleaseEvent, append_release_event, format_release_event, read_release_events
+from tasks.release_log.events import (
+    ReleaseEvent,
+    append_forgotten_releases,
+    append_release_event,
+    format_release_event,
+    read_release_events,
+)
 from tasks.releases import rollback
 
 logger = logging.getLogger(__name__)
@@ -78,6 +84,32 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         append_release_event(artifacts, event, time)
         print(f"commit {artifacts.release_events}: then every history says so")
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'already holds the files of'} {tag}, at {commit}")
+
+
+def forget_lost_releases(recipe: Path, *, by: str, why: str) -> None:
+    """Log that the releases of the recipe's repository are lost which its Hub does not know; if it knows all, nothing is written.
+
+    Then the next run may publish there. Other recipes may have published them: then it is their logs that get the line.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub does not say what it has.
+    """
+    publish, artifacts = load(recipe).publish, Artifacts(recipe.stem)
+    endpoint = resolve_hub_endpoint(publish.endpoint)
+    with _open(recipe, publish) as repository:
+        lost, where = find_lost_releases(artifacts, MainHistory.read(repository), endpoint), repository.where
+    if not lost:
+        print(f"{where} knows every release that the project's logs name: nothing is to be forgotten")
+        return
+    logs = list[str]()
+    for last in {one.run: one for one in lost}.values():
+        run = Artifacts(last.run, artifacts.root)
+        place = {"repo_id": publish.repo_id, "endpoint": endpoint, "commit": last.commit, "tag": last.tag}
+        append_forgotten_releases(run, ReleaseEvent(event="forgotten", reasons=(why,), by=by, **place))
+        logs.append(str(run.release_events))
+    print(f"forgotten: {', '.join(one.name for one in lost)}")
+    print(f"commit {' and '.join(logs)}: then the next run on any machine compares with what {where} has")
+    print(f"to take it back: git checkout {' '.join(logs)}")
 
 
 def name_of_user() -> str:

@@ -19,7 +19,7 @@ from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.release_plan import ReleaseOutcome
 from tasks.release_log.events import ReleaseEvent, append_release_event
-from tasks.releases.forget import forget_lost_releases
+from tasks.releases.recipe_releases import forget_lost_releases
 from tasks.releases.rollback import commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import FaultyHub
