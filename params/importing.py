@@ -1,6 +1,7 @@
 """Import the Python objects that a recipe names as `package.module:name`.
 
-They must be defined in the project, so that nobody's recipe can call `os:system` or another function that is not meant for it.
+They must be defined in the project, or brought for recipes by an installed package (`params.foundation.plugins`), so that nobody's recipe can
+call `os:system` or another function that is not meant for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from params.foundation.errors import RecipeError
 from params.foundation.installation import install_module
+from params.foundation.plugins import FUNCTIONS, Plugin, find_plugins
 from params.problems import suggestion
 from params.sections.base import IMPORTABLE, Call
 
@@ -31,8 +33,8 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
     """Return the function or class that a recipe names under `key`.
 
     Raises:
-        RecipeError: there is no such object, it is not defined in the project, its module cannot be imported, or it cannot
-            be called.
+        RecipeError: there is no such object, it is neither defined in the project nor brought by a package, its module cannot be
+            imported, or it cannot be called.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -50,12 +52,16 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
     except Exception as error:
         what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
-    if inspect.isclass(found) or inspect.isroutine(found):
+    plugin = _find_installed_function(name) if outside else None
+    if plugin:
+        found, outside = _load_function(plugin, key), ""
+    elif inspect.isclass(found) or inspect.isroutine(found):
         defined_in = getattr(sys.modules.get(found.__module__ or ""), "__spec__", None)
         outside = "" if defined_in is None or _is_in_project(defined_in) else found.__module__
     if outside:
         what = f"{name}: `{outside}` is not in the project, and a recipe calls only the project's code"
-        raise RecipeError.at(key, what, "write a function or class in the project that uses it, and name that one")
+        fix = "write a function or class in the project that uses it, and name that one"
+        raise RecipeError.at(key, what, fix)
     module = sys.modules[module_name]
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
@@ -66,6 +72,17 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
         raise RecipeError.at(key, what, "name a function or a class")
     resolved: Callable[..., Any] = found
     return resolved
+
+
+def _find_installed_function(name: str) -> Plugin | None:
+    return next((plugin for plugin in find_plugins(FUNCTIONS).values() if plugin.place == name), None)
+
+
+def _load_function(plugin: Plugin, key: str) -> Any:
+    try:
+        return plugin.load()
+    except RecipeError as error:
+        raise RecipeError.at(key, error.what, error.fix) from error
 
 
 def _find(module_name: str) -> ModuleSpec | None:
@@ -128,6 +145,27 @@ def find_named_source_files(value: Any) -> Iterator[tuple[str, Path]]:
             return
         if spec and spec.origin and spec.origin.endswith(".py"):
             yield value, Path(spec.origin)
+
+
+def find_named_plugins(value: Any) -> list[Plugin]:
+    """Return what installed packages bring of the functions that a part of a recipe names."""
+    outside = dict.fromkeys(name for name, path in find_named_source_files(value) if not is_project_file(path))
+    return [plugin for name in outside if (plugin := _find_installed_function(name))]
+
+
+def find_plugin_source_files(plugin: Plugin) -> dict[str, Path]:
+    """Return the file that defines what a package brings, and what that imports of the same top-level module, by their paths in it."""
+    module = plugin.entry_point.module
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
+    if not places or not places[0]:
+        return {}
+    root = Path(places[0]).parent
+    place = root.joinpath(*module.split("."))
+    files = [path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()]
+    found = transitively_imported_files(files, root, lambda name: name.partition("/")[0] not in (top, f"{top}.py"))
+    return {path.relative_to(root).as_posix(): path for path in found}
 
 
 def import_root(file: Path) -> Path:

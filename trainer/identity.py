@@ -20,6 +20,7 @@ from params import importing
 from params.dvc_files import read_recipes_yaml_item, read_stage_dependencies
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
+from params.foundation.plugins import OBJECTIVES, Plugin, find_plugins
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -53,6 +54,7 @@ HARMLESS_CODE = {
 }
 """Everything else that the worker imports, and why a change there leaves the weights as they are."""
 _OBJECTIVES = Path("trainer/objectives")
+_PACKAGE = "code of the package "
 
 _HARMLESS_KEYS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
 """Keys of `training` that change what is logged and kept, not what is learned."""
@@ -123,9 +125,31 @@ def deciding_keys(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_hashes(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 hashes of `deciding_files` and of `code_named_by_recipe`; `keys` are those of `deciding_keys`."""
-    files = {path.relative_to(_PROJECT).as_posix(): path for path in deciding_files(keys["objective"]["name"])}
-    return {f"code {name}": file_sha256(path) for name, path in (files | code_named_by_recipe(keys)).items()}
+    """Return the SHA-256 hashes of `deciding_files` and of `code_named_by_recipe`; `keys` are those of `deciding_keys`.
+
+    What an installed package brings counts by the package's version, and by the hashes of the package's files that it imports.
+    """
+    objective = keys["objective"]["name"]
+    files = {path.relative_to(_PROJECT).as_posix(): path for path in deciding_files(objective)}
+    files |= code_named_by_recipe(keys)
+    plugins = [*find_objective_plugin(objective), *importing.find_named_plugins(keys)]
+    for plugin in plugins:
+        files |= importing.find_plugin_source_files(plugin)
+    hashes = {f"code {name}": file_sha256(path) for name, path in files.items()}
+    return hashes | {f"{_PACKAGE}{plugin.package}": plugin.version for plugin in plugins}
+
+
+def package_versions(identity: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of the packages that bring something that a recipe names, of `run_identity`."""
+    return {name.removeprefix(_PACKAGE): value for name, value in identity.items() if name.startswith(_PACKAGE)}
+
+
+def find_objective_plugin(objective: str) -> list[Plugin]:
+    """Return what an installed package brings as an objective; empty if it has a file here, or if there is none."""
+    if (_PROJECT / _OBJECTIVES / f"{objective}.py").exists():
+        return []
+    plugin = find_plugins(OBJECTIVES).get(objective)
+    return [plugin] if plugin else []
 
 
 def run_key(identity: Mapping[str, str]) -> str:
@@ -136,8 +160,14 @@ def run_key(identity: Mapping[str, str]) -> str:
 def deciding_files(objective: str) -> list[Path]:
     """Return the Python files of `DECIDING_CODE` for a recipe with this objective, and what the objective's file imports."""
     places = [_PROJECT / place.format(objective=objective) for place in DECIDING_CODE]
-    files = [file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
-    return files + _imported(_PROJECT / _OBJECTIVES / f"{objective}.py", _PROJECT)
+    own = _PROJECT / _OBJECTIVES / f"{objective}.py"
+    if find_objective_plugin(objective):
+        return [file for file in _python_files(places) if file != own]
+    return _python_files(places) + _imported(own, _PROJECT)
+
+
+def _python_files(places: Iterable[Path]) -> list[Path]:
+    return [file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
 
 
 def code_named_by_recipe(keys: Any) -> dict[str, Path]:
@@ -165,6 +195,9 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
     objective = sections.get("objective", {}).get("name")
     for what, fix in _unwatched_code_of_objective(_OBJECTIVES / f"{objective}.py", item, root):
         yield "objective", what, fix
+    for plugin in find_objective_plugin(str(objective)):
+        if "objective" not in item or not _pins(root / item["objective"], plugin):
+            yield "objective", *_pin_problem("objective", item, plugin)
     fix = "set `code:` there to the file or folder that does; keep all code that the recipe names in one"
     for section, content in sections.items():
         own = {name: path for name, path in code_named_by_recipe(content).items() if path.is_relative_to(root)}
@@ -174,6 +207,24 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
             more = f" and {left} more file{'s' * (left > 1)}" if left > 0 else ""
             lacks = f"does not contain {', '.join(missing[:3])}{more}"
             yield section, f"watches {item.get('code')} for this recipe, which {lacks}", fix
+        for plugin in importing.find_named_plugins(content):
+            if "code" not in item or not _pins(root / item["code"], plugin):
+                yield section, *_pin_problem("code", item, plugin)
+
+
+def _pin_problem(key: str, item: Mapping[str, str], plugin: Plugin) -> tuple[str, str]:
+    """Return what is wrong in recipes.yaml where it watches no file that names the version of a package, and the fix."""
+    line = f"{plugin.package}=={plugin.version}"
+    what = f"watches {item.get(key)} for this recipe, which does not have the line {line} for `{plugin.place}`"
+    fix = f"write it into a file, such as requirements.txt, and set `{key}:` there to that file, or to a folder with it"
+    return what, fix
+
+
+def _pins(place: Path, plugin: Plugin) -> bool:
+    """Whether a file, or a text file in a folder, has a line with the version of a plugin's package, as pip reads it."""
+    files = place.rglob("*.txt") if place.is_dir() else [place]
+    lines = (line.split() for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines())
+    return any(words[0] == f"{plugin.package}=={plugin.version}" for words in lines if words)
 
 
 def _places_watched_by_stages(artifacts: Artifacts) -> Iterator[list[Path]]:

@@ -15,9 +15,14 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final
 
 from params.foundation.errors import RecipeError
+
+OBJECTIVES: Final = "evergreen.objectives"
+"""The group of objectives; a recipe names one as it names a built-in one."""
+FUNCTIONS: Final = "evergreen.functions"
+"""The group of what else a recipe may name as `package.module:name`: losses, rewards, metrics, callbacks, Trainers, functions of rows."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,14 @@ class Plugin:
     @property
     def place(self) -> str:
         """Where the object is defined, as `package.module:name`."""
-        return self.entry_point.value
+        return f"{self.entry_point.module}:{self.entry_point.attr}"
 
     def load(self) -> Any:
-        """Import the object; RecipeError if that fails."""
+        """Import the object.
+
+        Raises:
+            RecipeError: that fails.
+        """
         try:
             return self.entry_point.load()
         except Exception as error:

@@ -35,7 +35,7 @@ from tasks.releases.clone import (
     restore_or_link_models,
     write_recipe_and_link_files,
 )
-from tasks.training.versions import training_library_versions
+from tasks.training.versions import installed_version, training_library_versions
 
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")
@@ -198,7 +198,7 @@ def _causes(release: ReproducibleRelease, rebuilt: Mapping[str, str], run: str) 
         yield f"the Hub does not hold the weights that were published{same}: {', '.join(altered)}"
     here = training_library_versions()
     for name, then in record.versions.items():
-        if (now := here.get(name, "none")) != then:
+        if (now := here.get(name) or installed_version(name)) != then:
             yield f"{name} was {then} and is {now}"
     if run != record.run:
         yield f"tokens, recipe or code differ: the run was {record.run} and is {run}"

@@ -43,7 +43,7 @@ from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import prepare_resume
 from trainer.conflicts import find_continual_conflicts
 from trainer.data import tokens
-from trainer.identity import find_unwatched_code
+from trainer.identity import find_unwatched_code, package_versions
 from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
@@ -175,7 +175,7 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         best_value=best.value,
         final_train_loss=losses[-1] if losses else None,
         git_commit=commit,
-        versions=training_library_versions(),
+        versions=training_library_versions() | package_versions(job.identity),
         started_from=read_pinned_start(artifacts, job.model.start),
         base_commit=find_base_commit(job.model),
         arms=values,

@@ -40,6 +40,14 @@ def training_library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
 
 
+def installed_version(package: str) -> str:
+    """Return the version of a package, or `none` if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
 def _is_installed(path: Path) -> bool:
     folders = {"site-packages", "dist-packages"}
     return not folders.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib"))

@@ -1,6 +1,7 @@
 """What a model learns. An objective is one module here, with one subclass of `Objective`; its name is the module's.
 
-`import_objective_class(name)` imports the module; there is no list of objectives. A module without such a class is no objective: others may share it. A module holds everything that is specific to its objective:
+`import_objective_class(name)` imports the module, or what an installed package brings under this name; there is no list of objectives. A module
+without such a class is no objective: others may share it. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
 Modules take numpy, scipy, torch and transformers from `bases.lazy_imports`, so that `check` needs none of them.
 """
@@ -20,6 +21,7 @@ import pydantic
 
 from params import Problem, RecipeError
 from params.foundation.errors import see_limits
+from params.foundation.plugins import OBJECTIVES, Plugin, find_plugins
 from params.problems import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm, Row
@@ -33,16 +35,23 @@ def objective_names() -> list[str]:
 
 
 def objective_classes() -> dict[str, type[Objective[Any]]]:
-    """Return all objectives by name; without a module that is broken, which a warning says: it concerns whoever names it."""
+    """Return all objectives by name; without one that is broken, which a warning says: it concerns whoever names it."""
     found = {}
-    for name in _module_names():
+    for name in [*_module_names(), *_installed_names()]:
         try:
-            classes = _import_classes(name)
-            if classes:  # other modules are shared by some
-                found[name] = _only_one(name, classes)
+            if cls := _class_named(name):  # other modules are shared by some
+                found[name] = cls
         except RecipeError as error:
             _warn_once(f"{error.what}: {error.fix}")
     return found
+
+
+def _installed_names() -> list[str]:
+    try:
+        return list(find_plugins(OBJECTIVES))
+    except RecipeError as error:
+        _warn_once(f"{error.what}: {error.fix}")
+        return []
 
 
 @cache
@@ -51,7 +60,7 @@ def _warn_once(message: str) -> None:
 
 
 def find_objective_class(name: str) -> type[Objective[Any]] | None:
-    """Return the objective class in `trainer/objectives/<name>.py`; None where `import_objective_class` says why there is none."""
+    """Return the objective class of this name; None where `import_objective_class` says why there is none."""
     try:
         return import_objective_class(name)
     except RecipeError:
@@ -59,15 +68,33 @@ def find_objective_class(name: str) -> type[Objective[Any]] | None:
 
 
 def import_objective_class(name: str) -> type[Objective[Any]]:
-    """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module, or it is broken."""
-    known = sys.modules.get(f"{__name__}.{name}")  # a look at the folder takes longer than all else here
-    is_module = (known is not None and not hasattr(known, "__path__")) or name in _module_names()
-    classes = _import_classes(name) if is_module else []
-    if not classes:
+    """Return the objective class in `trainer/objectives/<name>.py`, or of an installed package; RecipeError if there is none, or it is broken."""
+    found = _class_named(name)
+    if found is None:
         fix = suggestion(name, objective_names(), "objectives") + see_limits("objective")
-        what = f"; trainer/objectives/{name}.py defines no subclass of Objective" if is_module else ""
+        what = f"; trainer/objectives/{name}.py defines no subclass of Objective" if name in _module_names() else ""
         raise RecipeError("objective.name", f"there is no objective `{name}`{what}", fix)
-    return _only_one(name, classes)
+    return found
+
+
+def _class_named(name: str) -> type[Objective[Any]] | None:
+    known = sys.modules.get(f"{__name__}.{name}")  # a look at the folder takes longer than all else here
+    if (known is not None and not hasattr(known, "__path__")) or name in _module_names():
+        classes = _import_classes(name)
+        return _only_one(name, classes) if classes else None
+    plugin = find_plugins(OBJECTIVES).get(name)
+    return _class_of_plugin(plugin) if plugin else None
+
+
+def _class_of_plugin(plugin: Plugin) -> type[Objective[Any]]:
+    try:
+        found = plugin.load()
+    except RecipeError as error:
+        raise error.replace(where="objective.name") from error
+    if not (isinstance(found, type) and issubclass(found, Objective)):
+        what = f"`{plugin.name}` of the package {plugin}, {plugin.place}, is no subclass of Objective"
+        raise RecipeError("objective.name", what, f"install another version of {plugin.package}")
+    return found
 
 
 def _module_names() -> list[str]:

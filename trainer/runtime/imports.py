@@ -82,7 +82,8 @@ def import_losses_without_scipy() -> None:
 def hide_unused_packages(run: Any) -> None:
     """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = find_named_source_files(run.model_dump(mode="json", exclude={"data"}))
-    if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
+    files = [_TRAINER / "objectives" / f"{run.objective.name}.py", *(path for _, path in named)]
+    if run.model.lora is None and all(file.is_relative_to(_TRAINER) and file.exists() for file in files):
         hide_packages("peft")
         if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
             hide_packages("torchao")
