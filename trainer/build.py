@@ -9,7 +9,6 @@ from typing import Any
 from transformers import PrinterCallback
 
 from params import DataError, ModelError
-from params.importing import import_by_name
 from params.problems import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
@@ -88,7 +87,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         to_cpu_every=every,
         documents=tokens.read_documents(job.tokens),
     )
-    base: Any = import_by_name(objective.trainer_class, "objective")
+    base = extensions.import_trainer_class(objective.trainer_class)
     trainer = extensions.combine_trainer_class(training, base)(
         objective=objective,
         metrics=metrics,

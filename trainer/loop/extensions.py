@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from params import Problem, RecipeError
 from params.importing import import_by_name, import_with_arguments
@@ -35,6 +35,26 @@ OVERRIDABLE = (
     "log",
 )
 """Methods of transformers.Trainer that a recipe's subclass may override."""
+TRAINERS: Final = {
+    "rows": "trainer.loop.trainer:EvergreenTrainer",
+    "whole_batches": "trainer.loop.global_batch_trainer:GlobalBatchTrainer",
+    "mined_negatives": "trainer.loop.mining_trainer:MiningTrainer",
+    "preferences": "trainer.loop.preference_trainer:PreferenceTrainer",
+    "single_answers": "trainer.loop.kto_trainer:KTOTrainer",
+    "rollouts": "trainer.loop.rollout_trainer:RolloutTrainer",
+}
+"""The Trainers of this folder, by what an objective says that its Trainer works on (`Objective.trainer_class`)."""
+
+
+def import_trainer_class(name: str) -> type[EvergreenTrainer]:
+    """Return the Trainer of an objective, by its `trainer_class`; RecipeError if it cannot be imported."""
+    found: Any = import_by_name(TRAINERS.get(name, name), "objective")
+    return cast("type[EvergreenTrainer]", found)
+
+
+def is_trainer_of_ours(name: str) -> bool:
+    """Whether the Trainer that an objective names as its `trainer_class` is one of this folder."""
+    return name in TRAINERS or name.startswith("trainer.loop.")
 
 
 def combine_trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
@@ -135,7 +155,7 @@ def find_extension_problems(training: Training, base: str) -> Iterator[Problem]:
     looks: list[tuple[object, Callable[[], Any]]] = [
         (
             training.loss or training.trainer,
-            lambda: combine_trainer_class(training, cast("Any", import_by_name(base, "objective"))),
+            lambda: combine_trainer_class(training, import_trainer_class(base)),
         ),
         (training.loss, lambda: import_loss_function(training.loss)),
         (training.callbacks, lambda: build_callbacks(training)),

@@ -19,6 +19,7 @@ from params.schema import ObjectiveChoice, Training
 from trainer.checkpoints import sealed
 from trainer.job import Job
 from trainer.loop.batch import is_evaluated_on_the_way
+from trainer.loop.extensions import is_trainer_of_ours
 from trainer.objectives import build_objective, import_objective_class
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def find_what_depends_on_steps(training: Training, objective: ObjectiveChoice) -
         found.append(f"`warmup_steps` {share}")
     if training.eval_steps < 1:
         found.append(f"`eval_steps`, {training.eval_steps:g}, {share}")
-    is_ours = import_objective_class(objective.name).trainer_class.startswith("trainer.loop.")
+    is_ours = is_trainer_of_ours(import_objective_class(objective.name).trainer_class)
     if training.trainer or training.callbacks or not is_ours:
         found.append("code of your own may depend on them")
     return " and ".join(found) or None

@@ -86,7 +86,7 @@ class DPO(PairObjective[Options]):
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     served_scores = ("chosen_logprob", "rejected_logprob")
-    trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
+    trainer_class = "preferences"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
         {"prompt": "A word for a small dog?", "chosen": "puppy", "rejected": "kitten, or cat"},

@@ -102,7 +102,7 @@ class Embedding(Objective[Options]):
     shares = frozenset(NAMES)
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
-    trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
+    trainer_class = "whole_batches"
     cut_texts_are_easier = False
     reader_cuts = True
     auto_class = "AutoModel"
@@ -117,7 +117,7 @@ class Embedding(Objective[Options]):
         super().__init__(options)
         self.group_columns = () if options.label_column else (options.anchor_column,)
         if options.mined_negatives:
-            self.trainer_class = "trainer.loop.mining_trainer:MiningTrainer"  # type: ignore[misc]
+            self.trainer_class = "mined_negatives"  # type: ignore[misc]
         if options.label_column and options.positive_column:
             self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
             self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]

@@ -110,7 +110,7 @@ class KTO(AnswersObjective[Options]):
     tokenizer_dependent = frozenset(metrics)  # the start model reads the same tokens
     answer_options = ("completion_column",)
     served_scores = ("logprob",)
-    trainer_class = "trainer.loop.kto_trainer:KTOTrainer"
+    trainer_class = "single_answers"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "completion": "4", "liked": True},
         {"prompt": "A word for a small dog?", "completion": "kitten, or cat", "liked": False},

@@ -102,7 +102,7 @@ class Ranking(TextOrPairObjective[Options]):
         super().__init__(options)
         self.group_columns = (options.query_column,)
         if options.loss == "lambda":
-            self.trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"  # type: ignore[misc]
+            self.trainer_class = "whole_batches"  # type: ignore[misc]
             self.batch_group = "query"
 
     # Rows

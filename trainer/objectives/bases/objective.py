@@ -85,8 +85,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
     smooths_labels: ClassVar[bool] = False
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
-    trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
-    """The Trainer subclass, as `package.module:Class`."""
+    trainer_class: ClassVar[str] = "rows"
+    """What its Trainer works on, by the names of trainer/loop/extensions.py; or a Trainer subclass, as `package.module:Class`."""
     vector_space: ClassVar[VectorSpace | None] = None
     """What the vectors of texts are, if the model makes some: `score_batch` measures them."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()

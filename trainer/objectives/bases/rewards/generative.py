@@ -55,7 +55,7 @@ class GenerativeObjective(Objective[OptionsT]):
     tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})
     advice = "needs a reward, which only you can choose"
-    trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
+    trainer_class: ClassVar[str] = "rollouts"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "What is 3 + 4?", "answer": "7"},
         {"prompt": "Say 12", "answer": "#### 12"},
