@@ -6,12 +6,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
 from params import Recipe
 from params.foundation.artifacts import Artifacts
 from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
-from tests.support import tiny
-from tests.support.training import plan_job
+from tests.support import in_process, tiny
+from tests.support.training import metrics_log, plan_job, run_train
+from trainer.checkpoints.sealed import list_checkpoints
 from trainer.job import Job
 
 SIZES = {"train": 48, "validation": 12, "test": 12}
@@ -53,3 +58,46 @@ def job(
     """The training of such a recipe."""
     artifacts, recipe = tokenized(root, changes, objective)
     return plan_job(artifacts, recipe, stop_at_step=stop_at_step)
+
+
+def assert_weights_do_not_depend_on_micro_batches_and_processes(
+    root: Path, changes: dict[str, Any], objective: str, *, of_two: int
+) -> None:
+    """Four rows at once, one by one, and in micro-batches of `of_two` in two processes give the same losses and weights."""
+    found = {}
+    for name, size in {"4 at once": 4, "4 of 1": 1}.items():
+        trainer = in_process.trained(job(root / name, {**changes, "launch.micro_batch_size": size}, objective))
+        found[name] = trainer.state.log_history, list_checkpoints(Path(trainer.args.output_dir))[0]
+    two = {"launch.micro_batch_size": of_two, "launch.num_processes": 2}
+    artifacts, recipe = tokenized(root / "two", changes | two, objective)
+    run_train(artifacts, recipe)
+    found["two processes"] = metrics_log(artifacts), artifacts.checkpoint
+    results = {
+        name: (
+            [(entry["loss"], entry["grad_norm"]) for entry in log if "loss" in entry],
+            load_file(folder / "model.safetensors"),
+        )
+        for name, (log, folder) in found.items()
+    }
+    golden, weights = results.pop("4 at once")
+    assert golden[0][0] != golden[-1][0]
+    for name, (losses, others) in results.items():
+        for key, weight in weights.items():
+            torch.testing.assert_close(others[key], weight, rtol=0, atol=1e-6, msg=f"{name}: {key}")
+        for one, other in zip(golden, losses, strict=True):
+            assert other == pytest.approx(one, rel=1e-5), name
+
+
+def assert_stopped_run_ends_with_the_same_bits(root: Path, changes: dict[str, Any], objective: str) -> None:
+    """A run that stops after two of its four steps and resumes ends as one that does not stop."""
+    changes = {"training.max_steps": 4, "training.eval_steps": 2, **changes}
+    golden = Path(in_process.trained(job(root / "golden", changes, objective)).args.output_dir)
+    stopped = job(root / "stopped", changes, objective, stop_at_step=2)
+    in_process.trained(stopped)
+    newest = list_checkpoints(stopped.folder)[0]
+    assert newest.name == "checkpoint-2"
+    in_process.trained(stopped.model_copy(update={"checkpoint": newest, "stop_at_step": None}))
+    weights = "adapter_model.safetensors" if "model.lora" in changes else "model.safetensors"
+    for name in (weights, "optimizer.pt"):
+        one, other = ((folder / "checkpoint-4" / name).read_bytes() for folder in (golden, stopped.folder))
+        assert one == other, name

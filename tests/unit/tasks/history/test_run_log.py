@@ -1,20 +1,16 @@
-"""The log of runs: each run once, whole lines, and no damage that hides the others."""
+"""The log of runs: each run once, and no damage that hides the others; it is written as the log of releases is (release_log/test_events.py)."""
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import subprocess
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from params.foundation.errors import StorageError
 from tasks.history.run_log import append_run, read_runs, utc_now_to_second
-from tests.support import forked
 from tests.support.project import ROOT
 from tests.unit.tasks.history.example import entry
 
@@ -58,18 +54,6 @@ def test_runs_are_read_in_the_order_in_which_they_started_and_once_after_a_merge
     assert read_runs(artifacts) == [entry(1), entry(3)]
 
 
-def test_two_processes_write_at_the_same_time(artifacts):
-    child = f"from {__name__} import append_many; append_many({str(artifacts.root)!r}, %d)"
-    writers = [subprocess.Popen([forked.python(), "-c", child % first], cwd=ROOT) for first in (0, 20)]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    assert [one.started.timetuple().tm_yday for one in read_runs(artifacts)] == list(range(1, 41))
-
-
-def append_many(root, first):
-    for number in range(first, first + 20):
-        append_run(Artifacts("tiny", Path(root)), entry(number))
-
-
 @pytest.mark.parametrize(
     "damage", [b'{"run_id": "20', b"\0" * 500, b"\xff\xfe\n", b"<<<<<<< HEAD\n", b"[1]\n", b"\n\n", b'{"outcome": "x"}']
 )
@@ -89,15 +73,6 @@ def test_keys_of_a_newer_version_are_ignored(artifacts):
     artifacts.run_log.parent.mkdir(parents=True)
     artifacts.run_log.write_text(json.dumps(content) + "\n")
     assert read_runs(artifacts) == [entry(1)]
-
-
-def test_log_that_cannot_be_written_is_a_storage_error(artifacts, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
-        append_run(artifacts, entry())
 
 
 def test_times_are_to_the_second_in_utc():

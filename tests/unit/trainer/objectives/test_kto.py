@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from params.schema import Launch, Model, ObjectiveChoice, Training
@@ -19,7 +18,6 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences, releases
 from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills
 from trainer import objectives
-from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data import tokens
 
 
@@ -228,11 +226,6 @@ def test_kl_term_is_of_answers_to_the_prompts_before_in_the_global_batch(started
 STEPS = {"training.max_steps": 3, "training.optimizer": "sgd", "training.learning_rate": 0.1, "objective.beta": 0.5}
 STEPS |= {"objective.undesirable_weight": 0.01}  # so that the model learns to give answers, and the KL term is positive
 EXACT = STEPS | {"model.config.attention_dropout": 0.0, "training.global_batch_size": 4, "training.warmup_steps": 0}
-SPLITS = {
-    "4 at once": {"launch.micro_batch_size": 4},
-    "4 of 1": {"launch.micro_batch_size": 1},
-    "two processes": {"launch.micro_batch_size": 1, "launch.num_processes": 2},
-}
 
 
 def test_weights_do_not_depend_on_micro_batches_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,28 +235,11 @@ def test_weights_do_not_depend_on_micro_batches_and_processes(tmp_path: Path, mo
     monkeypatch.setattr(
         KTOTrainer, "_divergence", lambda self, batches: points.append(float(own := divergence(self, batches))) or own
     )
-    found = {}
-    for name, changes in SPLITS.items():
-        if name == "two processes":
-            artifacts, recipe = preferences.tokenized(tmp_path / "two", EXACT | changes, "kto")
-            run_train(artifacts, recipe)
-            log, folder = metrics_log(artifacts), artifacts.checkpoint
-        else:
-            trainer = in_process.trained(preferences.job(tmp_path / name, EXACT | changes, "kto"))
-            log, folder = trainer.state.log_history, list_checkpoints(Path(trainer.args.output_dir))[0]
-        losses = [(entry["loss"], entry["grad_norm"]) for entry in log if "loss" in entry]
-        found[name] = losses, load_file(folder / "model.safetensors")
+    preferences.assert_weights_do_not_depend_on_micro_batches_and_processes(tmp_path, EXACT, "kto", of_two=1)
     one, other = points[:3], points[3:]
     assert one[0] == 0.0, "the model is the start model"
     assert one[1] > 0.01, "the KL term matters"
     assert other == pytest.approx(one, abs=1e-5)
-    golden, weights = found.pop("4 at once")
-    assert golden[0][0] != golden[-1][0]
-    for name, (losses, others) in found.items():
-        for key, weight in weights.items():
-            torch.testing.assert_close(others[key], weight, rtol=0, atol=1e-6, msg=f"{name}: {key}")
-        for one, other in zip(golden, losses, strict=True):
-            assert other == pytest.approx(one, rel=1e-5), name
 
 
 KINDS = {
@@ -278,17 +254,7 @@ KINDS = {
     [pytest.param(own, id=name, marks=pytest.mark.slow if name == "all" else ()) for name, own in KINDS.items()],
 )
 def test_stopped_run_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    changes = {"training.max_steps": 4, "training.eval_steps": 2, **changes}
-    golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes, "kto")).args.output_dir)
-    job = preferences.job(tmp_path / "stopped", changes, "kto", stop_at_step=2)
-    in_process.trained(job)
-    newest = list_checkpoints(job.folder)[0]
-    assert newest.name == "checkpoint-2"
-    in_process.trained(job.model_copy(update={"checkpoint": newest, "stop_at_step": None}))
-    weights = "adapter_model.safetensors" if "model.lora" in changes else "model.safetensors"
-    for name in (weights, "optimizer.pt"):
-        one, other = ((folder / "checkpoint-4" / name).read_bytes() for folder in (golden, job.folder))
-        assert one == other, name
+    preferences.assert_stopped_run_ends_with_the_same_bits(tmp_path, changes, "kto")
 
 
 @pytest.mark.slow

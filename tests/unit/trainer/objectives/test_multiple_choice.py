@@ -9,26 +9,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForMultipleChoice, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForMultipleChoice
 
 from params.schema import Launch, Model, ObjectiveChoice, Training
+from tests.support.readable_tokenizer import BEGIN, END, PAD, letters
 from trainer import objectives
 from trainer.objectives.bases.loss import MicroBatchShare
-
-PAD, BEGIN, END, UNKNOWN = range(4)
-
-
-def letters():
-    """A readable tokenizer: each letter is a token, `a` is 4; [CLS] and [SEP] stand around a text, and between two."""
-    vocabulary = {"[PAD]": PAD, "[CLS]": BEGIN, "[SEP]": END, "[UNK]": UNKNOWN}
-    vocabulary |= {letter: 4 + i for i, letter in enumerate("abcdefghij")}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", END), ("[CLS]", BEGIN))
-    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, model_input_names=inputs)
 
 
 def build(**options):

@@ -11,32 +11,17 @@ import string
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForQuestionAnswering
 
 from params import ModelError
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support.readable_tokenizer import BEGIN, END, PAD, letters
 from trainer import objectives
 from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.spans import answer_spans
 from trainer.objectives.bases.spans.answer_spans import Passage, best_span, score_answer
-
-PAD, BEGIN, END, UNKNOWN = range(4)
-LETTERS = {letter: 4 + i for i, letter in enumerate("abcdefghijklmnop?")}
-
-
-def letters():
-    """A readable tokenizer: each letter is a token, `a` is 4; [CLS] and [SEP] stand around a text, and between two."""
-    vocabulary = {"[PAD]": PAD, "[CLS]": BEGIN, "[SEP]": END, "[UNK]": UNKNOWN, **LETTERS}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", END), ("[CLS]", BEGIN))
-    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **names, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
-    )
 
 
 def build(**options):

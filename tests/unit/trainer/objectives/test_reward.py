@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, log_loss
 from torchmetrics.functional.classification import binary_calibration_error
 
@@ -18,9 +17,8 @@ from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences
-from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills
+from tests.support.training import assert_same, run_train_with_kills
 from trainer import objectives
-from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data import tokens
 
 
@@ -183,32 +181,8 @@ def test_loss_and_gradients_match_trl(margin: bool, centre: float, started: Any,
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 
-SPLITS = {
-    "4 at once": {"launch.micro_batch_size": 4},
-    "4 of 1": {"launch.micro_batch_size": 1},
-    "two processes": {"launch.micro_batch_size": 2, "launch.num_processes": 2},
-}
-
-
 def test_weights_do_not_depend_on_micro_batches_and_processes(tmp_path: Path) -> None:
-    found = {}
-    for name, changes in SPLITS.items():
-        if name == "two processes":
-            artifacts, recipe = preferences.tokenized(tmp_path / "two", EXACT | changes, "reward")
-            run_train(artifacts, recipe)
-            log, folder = metrics_log(artifacts), artifacts.checkpoint
-        else:
-            trainer = in_process.trained(preferences.job(tmp_path / name, EXACT | changes, "reward"))
-            log, folder = trainer.state.log_history, list_checkpoints(Path(trainer.args.output_dir))[0]
-        losses = [(entry["loss"], entry["grad_norm"]) for entry in log if "loss" in entry]
-        found[name] = losses, load_file(folder / "model.safetensors")
-    golden, weights = found.pop("4 at once")
-    assert golden[0][0] != golden[-1][0]
-    for name, (losses, others) in found.items():
-        for key, weight in weights.items():
-            torch.testing.assert_close(others[key], weight, rtol=0, atol=1e-6, msg=f"{name}: {key}")
-        for one, other in zip(golden, losses, strict=True):
-            assert other == pytest.approx(one, rel=1e-5), name
+    preferences.assert_weights_do_not_depend_on_micro_batches_and_processes(tmp_path, EXACT, "reward", of_two=2)
 
 
 @pytest.mark.slow
@@ -221,16 +195,7 @@ def test_killed_run_ends_with_the_same_bits(lora: dict[str, Any], tmp_path: Path
 
 
 def test_stopped_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    changes = {"training.max_steps": 4, "training.eval_steps": 2}
-    golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes, "reward")).args.output_dir)
-    job = preferences.job(tmp_path / "stopped", changes, "reward", stop_at_step=2)
-    in_process.trained(job)
-    newest = list_checkpoints(job.folder)[0]
-    assert newest.name == "checkpoint-2"
-    in_process.trained(job.model_copy(update={"checkpoint": newest, "stop_at_step": None}))
-    for name in ("model.safetensors", "optimizer.pt"):
-        one, other = ((folder / "checkpoint-4" / name).read_bytes() for folder in (golden, job.folder))
-        assert one == other, name
+    preferences.assert_stopped_run_ends_with_the_same_bits(tmp_path, {}, "reward")
 
 
 MODEL = Model(config={"model_type": "llama"})
