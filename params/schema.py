@@ -34,7 +34,7 @@ class ObjectiveChoice(Section, extra="allow"):
     """What the model learns. All other keys are options of the objective; its file documents them."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Name of a module in trainer/objectives."""
+    """Name of a module in trainer/objectives, or of what an installed package brings as an objective."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from params.foundation.errors import RecipeError
 OBJECTIVES: Final = "evergreen.objectives"
 """The group of objectives; a recipe names one as it names a built-in one."""
 FUNCTIONS: Final = "evergreen.functions"
-"""The group of what else a recipe may name as `package.module:name`: losses, rewards, metrics, callbacks, Trainers, functions of rows."""
+"""The group of what else a recipe may name as `package.module:name`: losses, rewards, metrics, callbacks, Trainers."""
 
 
 @dataclass(frozen=True)

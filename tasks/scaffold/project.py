@@ -21,6 +21,7 @@ from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from tasks.recipes.loading import recipe_name_problem
+from trainer.identity import find_objective_plugin
 from trainer.objectives.advice.base import AdvisedValue
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ NO_BASE: Final = "trainer/rewards.py"
 _CODE: Final = "trainer/losses.py"
 _SLUG: Final = "schedule"
 """By it, and without `active`, `prefect deploy` finds a schedule again, and leaves it paused if somebody has paused it."""
+_PINS: Final = "requirements.txt"
+"""The file that names the version of a package that brings the objective; `evergreen check` says what it lacks."""
 _WIDTH: Final = 120
 _PLAIN: Final = re.compile(r"(\.\.?/)*[A-Za-z/][\w./@+-]*", re.ASCII)
 _RESERVED: Final = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
@@ -62,7 +65,8 @@ def recipes_yaml_with_item(text: str, name: str, *, data: str, objective: str, b
         if "${" in path:  # DVC would fill something in
             what = f"{path!a} has `${{` in it, which has a meaning for DVC"
             raise RecipeError(flag, what, "rename the file or the folder")
-    item = {"data": data, "objective": f"trainer/objectives/{objective}.py", "base": base, "code": _CODE}
+    own = _PINS if find_objective_plugin(objective) else f"trainer/objectives/{objective}.py"
+    item = {"data": data, "objective": own, "base": base, "code": _CODE}
     content = _parsed(text, RECIPES)
     recipes = _recipes(content)
     if name in recipes:

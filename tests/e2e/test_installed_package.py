@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.project import ROOT, Project, item
+from tests.support.project import ROOT, Project, copy_project, item
 
 PAGE = (ROOT / "docs/objectives.md").read_text(encoding="utf-8")
 OBJECTIVE = "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -53,6 +53,14 @@ def pip_install(source: Path, target: Path, version: str) -> None:
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target), str(source)]
     python = ["--python", sys.executable, "--offline"] if uv.exists() else []
     subprocess.run([*pip, "install", *python, *options], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project that no flow runs in."""
+    root = tmp_path / "project"
+    copy_project(root)
+    return Project(root, tmp_path / "prefect")
 
 
 @pytest.fixture
