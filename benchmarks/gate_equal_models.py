@@ -17,6 +17,7 @@ from params.schema import ObjectiveChoice
 from tasks.evaluation.scoring import RowScores, resampling_units
 from tasks.evaluation.statistics import Gain, Resampler
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions as directions_of_metrics
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class EqualModels(ABC):
         """
         random = np.random.default_rng([seed, rows, *map(ord, self.title + kind)])
         learned = self.build()
-        directions = {**learned.metrics, **learned.evaluate_only_metrics}
+        directions = directions_of_metrics(learned.metrics)
         passed = dict.fromkeys(self.metrics, 0)
         for number in range(pairs):
             draw = Draw(random, rows, kind)

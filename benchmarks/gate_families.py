@@ -14,6 +14,7 @@ from params.schema import ObjectiveChoice
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Gain, Resampler, accuracy_gain
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions as directions_of_metrics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +69,7 @@ class Resampled(Family):
     def gains(self, pairs: int, gain: float, seed: int, confidence: float = 0.95) -> Iterator[Gain]:
         chance, ids = self.random(seed), np.arange(self.rows)
         learned = objectives.build_objective(ObjectiveChoice(name=self.objective))
-        directions = {**learned.metrics, **learned.evaluate_only_metrics}
+        directions = directions_of_metrics(learned.metrics)
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
             resampler = Resampler(learned, self.state, resamples=2000, confidence=confidence, seed=seed + start)

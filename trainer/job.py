@@ -14,6 +14,7 @@ from params.sections.base import Direction, Section
 from params.sections.evaluation import OwnMetrics
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import build_objective
+from trainer.objectives.bases.metrics.metric import directions_in_training
 from trainer.start import read_pinned_start, start_model_folder
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
@@ -96,7 +97,7 @@ class Job(Section):
     def direction(self) -> Direction:
         """Whether the smallest or the largest value of `training.best_metric` is best; RecipeError if it is unknown."""
         own = self.metrics.directions if self.metrics else {}
-        known = {**build_objective(self.objective).metrics, **own}
+        known = {**directions_in_training(build_objective(self.objective).metrics), **own}
         name = self.training.best_metric
         if name not in known:
             fix = suggestion(name, list(known), "metrics")

@@ -40,6 +40,7 @@ from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.metrics.metric import directions, directions_in_training, names_where
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ def _metric_problems(
     if (cls := objectives.find_objective_class(objective.name)) is None:
         return
     method: Objective[Any] | None = sections.get("method")
-    known = [*(method or cls).metrics]  # its options may decide which
+    known = [*directions_in_training((method or cls).metrics)]  # its options may decide which
     yield from extensions.find_extension_problems(training, method.trainer_class) if method else ()
     if own and method and (reason := method.why_no_own_metrics()):
         yield Problem(("evaluation", "metrics"), f"{objective.name} {reason}", method.instead_of_own_metrics)
@@ -184,7 +185,7 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections:
         return
     gate = evaluation.gate
     found = sections.get("method") or cls
-    resampled = [*found.metrics, *found.evaluate_only_metrics]
+    resampled = [*directions(found.metrics)]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
     required = [(("floors", name), known) for name in gate.floors]
     required += [(("slice_floors", name), resampled) for name in gate.slice_floors]
@@ -194,14 +195,15 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation, sections:
             what = f"{name} has no confidence interval" if name in known else f"unknown metric {name}"
             place = ("evaluation", "gate", key) if key == "metric" else ("evaluation", "gate", key, name)
             yield Problem(place, what, suggestion(name, usable, "metrics"))
-    for name in gate.slice_floors.keys() & found.slice_metrics.keys():
-        what = f"a slice has no {name}: it needs the rows of all labels"
-        yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {found.slice_metrics[name]}")
-    unknown = ClassifierObjective.label_counts
-    if gate.label_floors and getattr(cls, "label_counts", unknown) is unknown:
+    for name in gate.slice_floors.keys() & found.metrics.keys():
+        if instead := found.metrics[name].on_slices:
+            what = f"a slice has no {name}: it needs the rows of all labels"
+            yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {instead}")
+    if gate.label_floors and not (issubclass(cls, ClassifierObjective) and cls.counts_labels):
         what = f"{objective.name} has no results by label"
         yield Problem(("evaluation", "gate", "label_floors"), what, "remove this key, or use `floors`")
-    if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
+    of_tokens = names_where(found.metrics, "per_tokenizer")
+    if gate.metric in of_tokens and found.main_metric not in of_tokens:
         what = f"{gate.metric} cannot be compared with a champion that has another tokenizer"
         yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or remove this key")
     if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:

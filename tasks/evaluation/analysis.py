@@ -26,6 +26,7 @@ from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vect
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.lazy_imports import NDArray
+from trainer.objectives.bases.metrics.metric import names_where
 
 _Slice = tuple[str, str, "NDArray[np.int64]", float | None]
 """By what the rows are sliced, the name of the slice, the positions of its rows, and by how much it may be worse."""
@@ -91,7 +92,8 @@ class EvaluationAnalysis:
         """Check the gate's metrics; which ones exist, and which have intervals, is known only after scoring."""
         settings, model = self.plan.settings.gate, self.scored["model"]
         with_intervals = self.plan.resampler.metrics(model.scores)
-        instead = self.plan.resampler.objective.slice_metrics
+        metrics = self.plan.resampler.objective.metrics
+        instead = {name: metric.on_slices for name, metric in metrics.items() if metric.on_slices}
         for key, name, among in (
             ("metric", self.plan.metric, with_intervals),
             *(("floors", name, model.metrics) for name in settings.floors),
@@ -125,7 +127,7 @@ class EvaluationAnalysis:
         return found if len(found[0]) else None
 
     def _comparisons(self) -> Iterator[report.MetricComparison]:
-        text, restated = self.plan.text, self.plan.resampler.objective.restated
+        text, restated = self.plan.text, names_where(self.plan.resampler.objective.metrics, "restated")
         if "untrained" in self.scored:
             yield from self._compare(self.scored["model"].scores, self.scored["untrained"].scores, "untrained")
         if not len(text.unwritten):
@@ -155,7 +157,7 @@ class EvaluationAnalysis:
                 learned_by_candidate=self.plan.learned_by_candidate,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
-                heavy=find_heavy_rows(objective.row_weights(metric, own.columns), own),
+                heavy=find_heavy_rows(objective.metrics[metric].row_weights(own.columns), own),
                 counted=gain.observations,
             )
 
@@ -190,7 +192,8 @@ class EvaluationAnalysis:
 
     def _of_slices(self, found: Iterable[_Slice], metrics: Collection[str]) -> Iterator[report.SliceResult]:
         own = self.scored["model"].scores
-        common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
+        restated = names_where(self.plan.resampler.objective.metrics, "restated")
+        common = self._common(written=not restated.isdisjoint(metrics))
         for slice_by, name, positions, margin in found:
             inside = own.take(positions)
             both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
@@ -211,10 +214,10 @@ class EvaluationAnalysis:
         intervals = self._intervals(own) if is_judged else {}
         gains = self._gains(both[0], both[1], against="champion") if is_compared and both else {}
         floor_p_values = resampler.floor_p_values(own, settings.slice_floors, directions) if is_judged else {}
-        deciding = objective.slice_metrics.get(self.plan.metric, self.plan.metric)
-        undefined = objective.undefined_metrics(resampler.totals(own))
+        deciding = objective.metrics[self.plan.metric].on_slices or self.plan.metric
+        sums = objective.sums(resampler.totals(own), resampler.state)
         for metric in dict.fromkeys((deciding, *settings.slice_floors)):
-            exists = metric not in undefined
+            exists = objective.metrics[metric].is_defined(sums)
             interval, gain = (intervals.get(metric), gains.get(metric)) if exists else (None, None)
             is_known = exists and metric in other and self.plan.can_compare(metric)
             yield report.SliceResult(
@@ -280,7 +283,8 @@ class EvaluationAnalysis:
         objective = self.plan.resampler.objective
         if self.plan.can_compare("loss"):
             return objective.row_error(scores.columns)
-        if "bytes" not in scores.columns or not all(map(self.plan.can_compare, objective.restated)):
+        restated = names_where(objective.metrics, "restated")
+        if "bytes" not in scores.columns or not all(map(self.plan.can_compare, restated)):
             return None
         return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
 

@@ -21,6 +21,7 @@ from tasks.evaluation.statistics import Resampler
 from trainer.objectives.bases.lazy_imports import NDArray, scipy
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.metrics.label_results import precision_recall_f1
+from trainer.objectives.bases.metrics.metric import Metric, Sums, named
 from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
 
 _MAX_JUDGED: Final = 200
@@ -32,36 +33,43 @@ _MAX_POINTS: Final = 60
 """Most points of a curve."""
 
 
+def _metric_of_label(name: str, label: int) -> Metric:
+    """Return precision, recall or F1 of one label. It is about rows that are predicted to have the label, that have it, or either."""
+
+    def rows(statistics: Sums) -> NDArray[np.bool_]:
+        _, predicted, given = (statistics["labels"][:, kind, label] > 0 for kind in range(3))
+        return {"precision": predicted, "recall": given, "f1": predicted | given}[name]
+
+    return Metric(
+        f"{name} {label}",
+        "max",
+        value=lambda sums: precision_recall_f1(sums["labels"])[name][..., label],
+        about=rows,
+    )
+
+
 class _LabelMetrics:
     """An objective whose metrics are those of each label, such as `f1 3`: so the gate's statistics serve labels, too."""
 
-    split_metrics: frozenset[str] = frozenset()
-
     def __init__(self, objective: ClassifierObjective[Any], state: ObjectiveState, labels: Sequence[int]) -> None:
-        self._objective, self._state, self._labels = objective, state, labels
+        self._objective, self._labels = objective, labels
+        self.metrics = named(
+            *(_metric_of_label(name, label) for name in ("precision", "recall", "f1") for label in labels)
+        )
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         return self._objective.additive_statistics(scores, state)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        counts = self._objective.label_counts(totals, state)
-        assert counts is not None
-        found = precision_recall_f1(counts)
+        """Return all metrics; those of all labels are computed at once."""
+        found = precision_recall_f1(self.sums(totals, state)["labels"])
         return {f"{metric} {label}": values[..., label] for metric, values in found.items() for label in self._labels}
 
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Rows that are predicted to have the label, for precision; that have it, for recall; either, for F1."""
-        name, _, label = metric.partition(" ")
-        counts = self._objective.label_counts(totals, self._state)
-        assert counts is not None
-        _, predicted, given = (counts[:, row, int(label)] > 0 for row in range(3))
-        return {"precision": predicted, "recall": given, "f1": predicted | given}[name]
+    def sums(self, totals: NDArray[np.float64], state: ObjectiveState) -> Sums:
+        return self._objective.sums(totals, state)
 
-    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
+    def whole_metrics(self, scores: ScoreColumns) -> dict[str, float]:
         return {}
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> None:
-        return None
 
 
 def report_labels(

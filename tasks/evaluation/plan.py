@@ -38,6 +38,7 @@ from trainer.data import tokens
 from trainer.loop.own_metric_names import refuse_metrics_computed_twice
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.metrics.metric import directions
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.start import ReleaseReference
 
@@ -194,7 +195,7 @@ def plan_evaluation_and_encode(
         batch_size=launch.eval_batch_size,
         batch_tokens=launch.eval_batch_size * learned.max_length,
         metric=metric,
-        directions={**built.metrics, **built.evaluate_only_metrics, **extra},
+        directions={**directions(built.metrics), **extra},
         rows=rows,
         train=artifacts.tokens / "train",
         validation=artifacts.tokens / "validation",
@@ -360,10 +361,10 @@ def _check_comparable(
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:
         what = f"the champion has another tokenizer or other settings of it, and {metric} cannot be compared between tokenizers"
-        if metric in own.objective.restated:
+        if own.objective.metrics[metric].restated:
             share = f"{len(text.unwritten)} of {rows} rows"
             what = f"the champion reads rows in another way, and of {share} one of the two does not have to say all, such as upper case"
-        known = {**own.objective.metrics, **own.objective.evaluate_only_metrics}
+        known = directions(own.objective.metrics)
         fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
         if others := ", ".join(name for name in known if name not in text.incomparable):
             fix = f"set evaluation.gate.metric to one of {others}, or {fix}"

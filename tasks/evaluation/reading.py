@@ -33,6 +33,7 @@ from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedTokenizerBase
+from trainer.objectives.bases.metrics.metric import names_where
 from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 from trainer.runtime.memory import import_network_code
 
@@ -181,7 +182,7 @@ class ComparableInputs:
         if is_alike and own.limits == champion.limits:
             return cls()
         has_tokens = own.has_tokens_of(champion)
-        incomparable = frozenset[str]() if has_tokens else objective.tokenizer_dependent
+        incomparable = frozenset[str]() if has_tokens else names_where(objective.metrics, "per_tokenizer")
         if not objective.cut_texts_are_easier:
             two = champion.encode(rows, champion.encoder(None, state), folder / "champion", workers)
             return cls(champion=two, incomparable=incomparable)
@@ -209,11 +210,12 @@ class ComparableInputs:
             if refusal := _refusal(rows.pick(left_out.tolist()), encoders):
                 what, fix = f"{what}; {refusal}", "set such rows aside by validation.expectations"
             raise ModelError("evaluation", what, f"{fix}, or publish to another repository (publish.repo_id)")
-        if objective.restated and not has_tokens and not is_alike:
+        restated = names_where(objective.metrics, "restated")
+        if restated and not has_tokens and not is_alike:
             said = (ids[says_all > 0] for ids, says_all in (sequences.numbers(SAYS_ALL) for sequences in written))
             unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
-                incomparable |= objective.restated
+                incomparable |= restated
         cut, other = limit < max(own.limits), None if two == one else two
         return cls(limit, one, other, left_out, unwritten, incomparable=incomparable, is_cut=cut)
 

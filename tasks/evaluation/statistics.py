@@ -32,6 +32,7 @@ from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_mean,
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 from trainer.objectives.bases.lazy_imports import NDArray, scipy
+from trainer.objectives.bases.metrics.metric import names_where
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 _BLOCKS = 500
@@ -79,13 +80,18 @@ class Resampler:
     confidence: float
     seed: int
 
+    @property
+    def _whole_names(self) -> frozenset[str]:
+        """The metrics that no sums over rows determine."""
+        return names_where(self.objective.metrics, "value_of_all")
+
     def totals(self, scores: RowScores) -> NDArray[np.float64]:
         found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))
         return found
 
     def metrics(self, scores: RowScores) -> dict[str, float]:
         found = self.objective.compute_metrics(self.totals(scores), self.state)
-        whole = self.objective.whole_metrics(scores.columns, self.state)
+        whole = self.objective.whole_metrics(scores.columns)
         return {name: float(value) for name, value in (found | whole).items()}
 
     def resample(self, models: Sequence[RowScores]) -> list[dict[str, NDArray[np.float64]]]:
@@ -99,7 +105,7 @@ class Resampler:
             start += len(chunks[0])
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample of few rows may draw none of them
             found = [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
-        if not self.objective.split_metrics:
+        if not self._whole_names:
             return found
         return [f | self._whole(scores, np.concatenate(drawn, 1)) for f, scores in zip(found, models, strict=True)]
 
@@ -107,10 +113,13 @@ class Resampler:
         """Ends of the interval of each metric of N rows."""
         (resampled,), totals, left_out = self.resample([scores]), self.totals(scores), self._leave_one_out(scores)
         found = {}
+        sums = self.objective.sums(totals, self.state)
         for name, values in resampled.items():
-            rows = self.objective.rows_of_shares(name, totals, self.state)
-            scale = 1.0 if rows and self.objective.group_score else scores.observations / len(scores)
-            parts = [own * scale for own in rows or [len(scores)]] if name in self.objective.shares else ()
+            parts: Sequence[float] = ()
+            if share_of := self.objective.metrics[name].share_of:
+                rows = share_of(sums)
+                scale = 1.0 if rows and self.objective.group_score else scores.observations / len(scores)
+                parts = [own * scale for own in rows or [len(scores)]]
             found[name] = self.interval(values, int(left_out[name].counts.sum()), parts)
         return found
 
@@ -185,13 +194,14 @@ class Resampler:
         Those of a whole split are without one block of observations, for at most `_BLOCKS` blocks (Shao and Wu 1989).
         """
         totals, names = self.totals(scores), self.metrics(scores)
-        parts: dict[str, list[LeftOut]] = {metric: [] for metric in names.keys() - self.objective.split_metrics}
+        parts: dict[str, list[LeftOut]] = {metric: [] for metric in names.keys() - self._whole_names}
         for chunk in self._observed(scores):
             with np.errstate(divide="ignore", invalid="ignore"):
                 metrics = self.objective.compute_metrics(totals - chunk, self.state)
+            statistics = self.objective.sums(chunk, self.state)
             for metric, of_chunks in parts.items():
                 values = metrics.get(metric, np.full(len(chunk), np.nan))
-                of_chunks.append(LeftOut(values, self.objective.counts_in(metric, chunk)))
+                of_chunks.append(LeftOut(values, self.objective.metrics[metric].counted(statistics)))
         found = {
             metric: LeftOut(
                 *(np.concatenate(one) for one in zip(*((part.values, part.counts) for part in of_chunks), strict=True))
@@ -204,12 +214,12 @@ class Resampler:
 
     def _whole(self, scores: RowScores, drawn: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """The metrics of whole splits, for each way to draw every observation, (n,), so many times; nothing if there are none."""
-        if not self.objective.split_metrics:
+        if not self._whole_names:
             return {}
         place = np.arange(len(scores)) if scores.groups is None else np.unique(scores.groups, return_inverse=True)[1]
         rows = (np.repeat(np.arange(len(scores)), times[place].astype(int)) for times in drawn)
-        found = [self.objective.whole_metrics(scores.take(some).columns, self.state) for some in rows]
-        return {metric: np.array([one[metric] for one in found]) for metric in self.objective.split_metrics}
+        found = [self.objective.whole_metrics(scores.take(some).columns) for some in rows]
+        return {metric: np.array([one[metric] for one in found]) for metric in self._whole_names}
 
     def _observed(self, scores: RowScores) -> Iterator[NDArray[np.float64]]:
         """Yield the totals of rows, or of groups of rows, in chunks (n, S)."""
@@ -229,7 +239,8 @@ class Resampler:
 
     def _correct_rows(self, metric: str, scores: RowScores) -> NDArray[np.bool_] | None:
         """Which rows are right, if the metric is their share and they are independent, as the exact tests ask."""
-        return self.objective.correct_rows(metric, scores.columns) if scores.groups is None else None
+        right = self.objective.metrics[metric].right
+        return right(scores.columns) if right and scores.groups is None else None
 
 
 @lru_cache(maxsize=16)

@@ -28,6 +28,7 @@ from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.conversations.chat import conversation_template
 from trainer.objectives.bases.conversations.messages import MARKS, count_unread_keys
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
+from trainer.objectives.bases.metrics.metric import directions_in_training
 from trainer.objectives.bases.network.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
@@ -343,7 +344,7 @@ def _checks_of_labels(quality: SampleQuality) -> dict[str, AdvisedValue]:
 
 
 def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: SampleQuality) -> AdvisedValue:
-    if (advised := advice.best_metric(quality.labels)).value in objective.metrics:
+    if (advised := advice.best_metric(quality.labels)).value in directions_in_training(objective.metrics):
         return advised
     return AdvisedValue(objective.main_metric, "what the gate compares")  # its options decide which metrics it has
 

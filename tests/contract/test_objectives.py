@@ -305,17 +305,16 @@ def test_only_the_turns_of_others_are_the_input_of_a_conversation():
 
 def test_slices_have_metrics_instead_of_those_that_need_all_rows(case):
     objective = case.objective
-    known = {**objective.metrics, **objective.evaluate_only_metrics}
-    for metric, instead in objective.slice_metrics.items():
-        assert metric in known
-        assert instead in known.keys() - objective.slice_metrics
+    instead = {name: metric.on_slices for name, metric in objective.metrics.items() if metric.on_slices}
+    assert {*instead.values()} <= objective.metrics.keys() - instead
 
 
 def test_metrics_have_directions_and_options_have_defaults(case):
     # what a model says is judged by rewards: there is no text whose likelihood would count; a loss of a batch is none of rows
     judged_otherwise = isinstance(case.objective, GenerativeObjective) or hasattr(case.objective, "global_loss")
     assert "loss" in case.objective.metrics or judged_otherwise
-    assert set(case.objective.metrics.values()) <= {"min", "max"}
+    assert {metric.best for metric in case.objective.metrics.values()} <= {"min", "max"}
+    assert all(name == metric.name for name, metric in case.objective.metrics.items())
     assert type(case.objective).options_class() == case.objective.options
     assert type(case.objective).__module__ == f"trainer.objectives.{case.objective.__module__.split('.')[-1]}"
 
@@ -331,11 +330,13 @@ TOY = '''
 from trainer.objectives.sequence_classification import Options
 from trainer.objectives.causal_lm import CausalLM  # an objective of another module is not this one's
 from trainer.objectives import Objective
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 
 class Toy(Objective[Options]):
     """Learns nothing."""
     options_class = Options
-    metrics = {"loss": "min"}
+    metrics = named(Metric("loss", "min", ratio("nll", "rows")))
+    main_metric = "loss"
     def score_names(self, state): return ("nll",)
     pipeline_tag = "other"
     example_rows = ()

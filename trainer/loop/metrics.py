@@ -26,7 +26,8 @@ class MetricAccumulator:
     def __init__(self, objective: Objective[Any], state: ObjectiveState) -> None:
         self._objective, self._state = objective, state
         of_split = type(objective).scores_of_split is not Objective.scores_of_split
-        self._keeps_scores = bool(objective.group_score or objective.split_metrics or of_split)
+        is_whole = any(metric.value_of_all for metric in objective.metrics.values())
+        self._keeps_scores = bool(objective.group_score or is_whole or of_split)
         self._kept: list[Any] = []
         self._totals: Any = 0.0
 
@@ -44,7 +45,7 @@ class MetricAccumulator:
         if self._keeps_scores:
             columns = self._columns(self._objective.scores_of_split(np.concatenate(self._kept), self._state, documents))
             self._totals = self._sums(columns)
-            found = self._objective.whole_metrics(columns, self._state)
+            found = self._objective.whole_metrics(columns)
         found |= self._objective.compute_metrics(self._totals, self._state)
         return {name: float(value) for name, value in found.items()}
 

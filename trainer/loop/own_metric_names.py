@@ -18,7 +18,7 @@ def find_metrics_computed_twice(
 
     The function would give its values, and `directions` would turn the gate around.
     """
-    known = {*objective.metrics, *objective.evaluate_only_metrics}
+    known = objective.metrics
     name = (objective if isinstance(objective, type) else type(objective)).__module__.rpartition(".")[2]
     return [
         Problem((*_DIRECTIONS, metric), f"{name} already computes {metric}", "give your metric another name")

@@ -30,6 +30,7 @@ from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.preferences.losses import completion_logprobs, preference_losses
 from trainer.objectives.bases.preferences.pairs import PairObjective, PairOptions, scored_pairs
@@ -67,24 +68,31 @@ class _Advice(AnswersAdvice):
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
 
 
+def _mean(name: str, best: Direction) -> Metric:
+    """Return the mean of a score over pairs. The reference model reads the same tokens, so it depends on them."""
+    return Metric(name, best, ratio(name, "rows"), per_tokenizer=True)
+
+
+def _reward_margin(sums: Sums) -> NDArray[np.float64]:
+    return sums["chosen_reward"] / sums["rows"] - sums["rejected_reward"] / sums["rows"]
+
+
 class DPO(PairObjective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
     defaults = ObjectiveDefaults(1e-6, epochs=1.0, micro_batch_size=4)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "reward_accuracy": "max",
-        "reward_margin": "max",
-        "chosen_reward": "max",
-        "rejected_reward": "min",
-        "chosen_logprob": "max",
-        "rejected_logprob": "min",
-    }
-    shares = frozenset({"reward_accuracy"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        _mean("loss", "min"),
+        _mean("chosen_reward", "max"),
+        _mean("rejected_reward", "min"),
+        _mean("chosen_logprob", "max"),
+        _mean("rejected_logprob", "min"),
+        Metric("reward_accuracy", "max", ratio("correct", "rows"), share_of=every_row, per_tokenizer=True),
+        Metric("reward_margin", "max", _reward_margin, per_tokenizer=True),
+    )
     main_metric = "reward_accuracy"
-    tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     served_scores = ("chosen_logprob", "rejected_logprob")
     trainer_class = "preferences"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -172,15 +180,11 @@ class DPO(PairObjective[Options]):
         losses, rewards, logprobs = self.score_pairs(model, batch)
         return scored_pairs(torch.stack([losses, *rewards, *logprobs], dim=1), rewards)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One, whether the chosen completion has the higher reward, and the scores, (N, 7); equal rewards count half."""
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Whether the chosen completion has the higher reward, and the scores; equal rewards count half."""
         margins = scores["chosen_reward"] - scores["rejected_reward"]
-        columns = [scores[name] for name in _SCORES]
-        return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""
-        pairs, correct, *sums = np.moveaxis(totals, -1, 0)
-        means = dict(zip(_SCORES, (total / pairs for total in sums), strict=True))
-        margin = means["chosen_reward"] - means["rejected_reward"]
-        return means | {"reward_accuracy": correct / pairs, "reward_margin": margin}
+        return {
+            "rows": np.ones_like(margins),
+            "correct": 0.5 * np.sign(margins) + 0.5,
+            **{name: scores[name] for name in _SCORES},
+        }

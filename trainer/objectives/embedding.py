@@ -30,9 +30,10 @@ from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.foundation.installation import install_extra
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.metrics.metric import Metric, Sums, named
 from trainer.objectives.bases.metrics.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.metrics.retrieval import (
     NAMES,
@@ -92,14 +93,33 @@ class Options(Section):
     """Text before each positive and negative of a pair. Both texts of a scored pair have `query_prompt`."""
 
 
+def _mean_of_queries(name: str) -> Metric:
+    """Return a mean over queries with a relevant document; a text alone in its class is only a document."""
+    place, counted = NAMES.index(name), len(NAMES)
+
+    def mean(sums: Sums) -> NDArray[np.float64]:
+        own = sums["queries"] - sums["documents"]
+        found: NDArray[np.float64] = own[..., place] / np.maximum(own[..., counted], 1)
+        return found
+
+    def queries(sums: Sums) -> Sequence[float]:
+        count = float(sums["queries"][counted])
+        return [count] if count else ()
+
+    return Metric(name, "max", mean, share_of=queries, about=lambda rows: rows["queries"][:, counted] > 0)
+
+
+def _spearman(scores: ScoreColumns) -> float:
+    return spearman(scores["predicted"], scores["given"])
+
+
 class Embedding(Objective[Options]):
     """A vector for each text."""
 
     options_class = Options
     defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
     advice = EmbeddingAdvice()
-    metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
-    shares = frozenset(NAMES)
+    metrics: ClassVar[Mapping[str, Metric]] = named(*map(_mean_of_queries, NAMES))
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
     trainer_class = "whole_batches"
@@ -119,8 +139,8 @@ class Embedding(Objective[Options]):
         if options.mined_negatives:
             self.trainer_class = "mined_negatives"  # type: ignore[misc]
         if options.label_column and options.positive_column:
-            self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
-            self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]
+            spearman = Metric("spearman", "max", value_of_all=_spearman)
+            self.metrics, self.main_metric, self.group_score = named(spearman), "spearman", None  # type: ignore[misc]
 
     @property
     def _has_scores(self) -> bool:
@@ -347,36 +367,19 @@ class Embedding(Objective[Options]):
         # scored pairs have no numbers of texts
         return flat if self._has_scores else flat[place[numbers != several_texts.NO_TEXT]]
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Of the first row of a query, `_OF_QUERY`; of each row, what its documents change for other queries, (N, 10).
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Of the first row of a query, `_OF_QUERY`; of each row, what its documents change for other queries, (N, 5) each.
 
         A row that is left out, or drawn again, takes its documents along. The changes have the mean 0: the metrics of rows are those of
         their queries.
         """
         if self._has_scores:
-            return np.ones((len(scores["given"]), 1))
+            return {"rows": np.ones(len(scores["given"]))}
         first = np.unique(scores["query"], return_index=True)[1]
         of_queries = np.zeros((len(scores["query"]), len(_OF_QUERY)))
         of_queries[first] = np.stack([scores[name][first] for name in _OF_QUERY], 1)
         changes = center_changes(np.stack([scores[name] for name in _AS_DOCUMENT], 1))
-        return np.concatenate([of_queries, changes], 1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        if self._has_scores:
-            return {}
-        *sums, queries = np.moveaxis(totals[..., : len(_OF_QUERY)] - totals[..., len(_OF_QUERY) :], -1, 0)
-        return {name: total / np.maximum(queries, 1) for name, total in zip(NAMES, sums, strict=True)}
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Queries with a relevant document; a text alone in its class is only a document."""
-        return super().counts_in(metric, totals) if self._has_scores else totals[:, len(NAMES)] > 0
-
-    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
-        return {"spearman": spearman(scores["predicted"], scores["given"])} if self._has_scores else {}
-
-    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        queries = float(totals[len(NAMES)]) if self.group_score else 0.0
-        return [queries] if queries else ()
+        return {"queries": of_queries, "documents": changes}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the ranks of cosine and score are from each other; else how far a query is from NDCG 1, and then from its positive."""

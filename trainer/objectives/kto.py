@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import PositiveFloat
 
@@ -29,6 +30,7 @@ from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColum
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, Sums, is_positive, named
 from trainer.objectives.bases.metrics.rank_correlation import mean_ranks
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.preferences.answers import AnswersObjective, AnswersOptions
@@ -90,24 +92,62 @@ class _Advice(AnswersAdvice):
         return ["messages", "liked"] if is_whole else ["prompt", "completion", "liked"]
 
 
+_KINDS: Final = ("desirable", "undesirable")
+
+
+def _mean(kind: str, name: str, sums: Sums) -> NDArray[np.float64]:
+    mean: NDArray[np.float64] = sums[f"{kind} {name}"] / np.maximum(sums[f"{kind} rows"], 1)
+    return mean
+
+
+def _margin(sums: Sums) -> NDArray[np.float64]:
+    return _mean("desirable", "reward", sums) - _mean("undesirable", "reward", sums)
+
+
+def _has_answers(kinds: Sequence[str], sums: Sums) -> bool:
+    return all(bool(sums[f"{kind} rows"]) for kind in kinds)
+
+
+def _mean_of_answers(kind: str, name: str, best: Direction) -> Metric:
+    """Return a mean over the good or the bad answers, in nats."""
+    return Metric(
+        f"{kind}_{name}",
+        best,
+        partial(_mean, kind, name),
+        about=is_positive(f"{kind} rows"),
+        exists=partial(_has_answers, (kind,)),
+        per_tokenizer=True,  # the start model reads the same tokens
+    )
+
+
+def _roc_auc(scores: ScoreColumns) -> float:
+    """The probability that a good answer has a higher reward than a bad one; equal rewards count half."""
+    liked = scores["liked"] > 0
+    pairs = int(liked.sum()) * int((~liked).sum())
+    ranks = mean_ranks(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
+    return float(ranks / pairs) if pairs else 0.5
+
+
+def _loss_of_equal_weights(sums: Sums) -> NDArray[np.float64]:
+    return (sums["desirable loss"] + sums["undesirable loss"]) / (sums["desirable rows"] + sums["undesirable rows"])
+
+
 class KTO(AnswersObjective[Options]):
     """Answers that are good or bad."""
 
     options_class = Options
     defaults = ObjectiveDefaults(1e-6, epochs=1.0, micro_batch_size=4)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "roc_auc": "max",
-        "reward_margin": "max",
-        "desirable_reward": "max",
-        "undesirable_reward": "min",
-        "desirable_logprob": "max",
-        "undesirable_logprob": "min",
-    }
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", _loss_of_equal_weights, per_tokenizer=True),
+        _mean_of_answers("desirable", "reward", "max"),
+        _mean_of_answers("desirable", "logprob", "max"),
+        _mean_of_answers("undesirable", "reward", "min"),
+        _mean_of_answers("undesirable", "logprob", "min"),
+        Metric("reward_margin", "max", _margin, exists=partial(_has_answers, _KINDS), per_tokenizer=True),
+        Metric("roc_auc", "max", value_of_all=_roc_auc, exists=partial(_has_answers, _KINDS), per_tokenizer=True),
+    )
     main_metric = "roc_auc"
-    split_metrics = frozenset({"roc_auc"})
-    tokenizer_dependent = frozenset(metrics)  # the start model reads the same tokens
     answer_options = ("completion_column",)
     served_scores = ("logprob",)
     trainer_class = "single_answers"
@@ -127,6 +167,11 @@ class KTO(AnswersObjective[Options]):
     def has_reference_point(self) -> bool:
         """Whether the loss has a KL term."""
         return self.options.loss_type == "kto"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        loss = replace(self.metrics["loss"], value=self._weighted_loss)
+        self.metrics = {**self.metrics, "loss": loss}  # type: ignore[misc]
 
     def weigh(self, liked: int, others: int) -> None:
         """Weight the losses of training by how many rows of the train split have good and bad answers."""
@@ -252,38 +297,18 @@ class KTO(AnswersObjective[Options]):
         scores = torch.stack([losses, batch["liked"].double(), rewards, logprobs], dim=1)
         return ScoredBatch(scores, rewards, batch["liked"].long(), predictions=rewards)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One, loss, reward and log-probability of rows with good answers, then of those with bad ones, (N, 8)."""
-        liked = scores["liked"][:, None] > 0
-        columns = [np.ones_like(scores["loss"]), *(scores[name] for name in ("loss", "reward", "logprob"))]
-        own = np.stack(columns, axis=1)
-        return np.concatenate([np.where(liked, own, 0.0), np.where(liked, 0.0, own)], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss per row, weighted as in training; rewards and log-probabilities in nats of good and of bad answers, and their distance."""
-        liked, good_loss, *good = np.moveaxis(totals[..., :4], -1, 0)
-        others, bad_loss, *bad = np.moveaxis(totals[..., 4:], -1, 0)
-        weights = self.weights(liked, others)
-        found = {"loss": (weights[0] * good_loss + weights[1] * bad_loss) / (liked + others)}
-        for kind, rows, sums in (("desirable", liked, good), ("undesirable", others, bad)):
-            found |= {f"{kind}_{n}": own / np.maximum(rows, 1) for n, own in zip(_SCORES[2:], sums, strict=True)}
-        return found | {"reward_margin": found["desirable_reward"] - found["undesirable_reward"]}
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Of what is good answers' or bad ones', rows with such an answer."""
-        kind = metric.partition("_")[0]
-        if kind not in {"desirable", "undesirable"}:
-            return super().counts_in(metric, totals)
-        return totals[:, 0 if kind == "desirable" else 4] > 0
-
-    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
-        """The probability that a good answer has a higher reward than a bad one; equal rewards count half."""
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """One, loss, reward and log-probability of rows with good answers, then of those with bad ones."""
+        own = {"rows": np.ones_like(scores["loss"]), **{name: scores[name] for name in ("loss", "reward", "logprob")}}
         liked = scores["liked"] > 0
-        pairs = int(liked.sum()) * int((~liked).sum())
-        ranks = mean_ranks(scores["reward"])[liked].sum() - liked.sum() * (liked.sum() + 1) / 2
-        return {"roc_auc": float(ranks / pairs) if pairs else 0.5}
+        return {
+            f"{kind} {name}": np.where(is_kind, values, 0.0)
+            for kind, is_kind in zip(_KINDS, (liked, ~liked), strict=True)
+            for name, values in own.items()
+        }
 
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        lacking = [kind for kind, rows in (("desirable", totals[0]), ("undesirable", totals[4])) if not rows]
-        both = {"roc_auc", "reward_margin"} if lacking else set()
-        return frozenset(both | {name for name in self.metrics for kind in lacking if name.startswith(f"{kind}_")})
+    def _weighted_loss(self, sums: Sums) -> NDArray[np.float64]:
+        """The loss per row, weighted as in training."""
+        liked, others = (sums[f"{kind} rows"] for kind in _KINDS)
+        good, bad = self.weights(liked, others)
+        return (good * sums["desirable loss"] + bad * sums["undesirable loss"]) / (liked + others)

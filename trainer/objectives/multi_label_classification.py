@@ -21,7 +21,7 @@ from pydantic import PositiveFloat
 from params import DataError, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.problems import suggestion
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.labels import thresholds as label_thresholds
@@ -30,6 +30,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.metrics import label_results
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.network.output_layer import find_output_layer
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
@@ -69,6 +70,39 @@ class _Advice(ClassifierNewRecipeAdvice):
         return AdvisedValue("loss", "thresholds are chosen afterwards: until then, F1 says little of rare labels")
 
 
+def _micro_f1(sums: Sums) -> NDArray[np.float64]:
+    """F1 of all decisions together."""
+    together = sums["labels"].sum(-1, keepdims=True)
+    return label_results.precision_recall_f1(together)["f1"][..., 0]
+
+
+def _rows_of_micro_f1(sums: Sums) -> Sequence[float]:
+    """The mean of rows and predictions of all labels, as far as there are as many rows; those without a label say nothing of it."""
+    _, predicted, given = sums["labels"]
+    either = (predicted + given) / 2
+    return [min(float(either.sum()), float(sums["rows"]))] if either.any() else ()
+
+
+def _has_a_label(statistics: Sums) -> NDArray[np.bool_]:
+    """Which rows have a label or are predicted to have one."""
+    return np.array(statistics["labels"][:, 1:].any((1, 2)), np.bool_)
+
+
+def _count_labels(scores: ScoreColumns) -> NDArray[np.float64]:
+    """The labels that a row has or is predicted to have."""
+    counted: NDArray[np.float64] = np.sum(
+        [own for name, own in scores.items() if name.startswith(("given ", "predicted "))], axis=0
+    )
+    return counted
+
+
+def _right_rows(scores: ScoreColumns) -> NDArray[np.bool_]:
+    labels = [name.removeprefix("given ") for name in scores if name.startswith("given ")]
+    given, _, predicted = _columns(scores, {"labels": labels})
+    right: NDArray[np.bool_] = (given == predicted).all(1)
+    return right
+
+
 class MultiLabelClassification(ClassifierObjective[Options]):
     """A sigmoid and a threshold for each label."""
 
@@ -76,16 +110,30 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3), as for one label per text
     defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "micro_f1": "max",
-        "macro_f1": "max",
-        "exact_match": "max",
-    }
-    shares = frozenset(metrics.keys() - {"loss"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", lambda sums: sums["nll"] / (sums["rows"] * sums["labels"].shape[-1])),
+        Metric(
+            "micro_f1",
+            "max",
+            _micro_f1,
+            share_of=_rows_of_micro_f1,
+            about=_has_a_label,
+            exists=lambda sums: bool(sums["labels"][1:].any()),
+            weights=_count_labels,
+        ),
+        Metric(
+            "macro_f1",
+            "max",
+            label_results.macro_f1,
+            share_of=label_results.rows_of_macro_f1,
+            about=_has_a_label,
+            exists=lambda sums: bool(sums["labels"][1:].any()),
+            on_slices="micro_f1",  # most labels have no row in a slice
+        ),
+        Metric("exact_match", "max", ratio("exact", "rows"), share_of=every_row, right=_right_rows),
+    )
+    counts_labels = True
     main_metric = "micro_f1"
-    # Most labels have no row in a slice.
-    slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "micro_f1"}
     served_scores = ("nll", "agreement")
     smooths_labels = False
     reader_cuts = True
@@ -247,54 +295,15 @@ class MultiLabelClassification(ClassifierObjective[Options]):
     def _known_places(self, labels: int) -> list[int]:
         return [place for place in range(labels) if place not in self._unknown]
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Summed loss, one, all labels right; per label true positives, predictions, rows; (N, 3 + 3 L)."""
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Summed loss, and whether all labels are right; per label true positives, predictions, rows, (N, 3, L)."""
         given, _, predicted = _columns(scores, state)
-        row = [scores["nll"], np.ones(len(given)), (given == predicted).all(1).astype(float)]
-        return np.concatenate([np.stack(row, 1), given * predicted, predicted, given], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per row and label; F1 of all decisions together, and averaged over the labels that occur; rows without an error.
-
-        A label occurs if a row has it, or is predicted to have it.
-        """
-        nll, rows, exact = np.moveaxis(totals[..., :3], -1, 0)
-        counts = self.label_counts(totals, state)  # (..., 3, L)
-        occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
-        macro = label_results.precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
-        micro = label_results.precision_recall_f1(counts.sum(-1, keepdims=True))["f1"][..., 0]
         return {
-            "loss": nll / (rows * len(state["labels"])),
-            "micro_f1": micro,
-            "macro_f1": macro,
-            "exact_match": exact / rows,
+            "nll": scores["nll"],
+            "rows": np.ones(len(given)),
+            "exact": (given == predicted).all(1).astype(float),
+            "labels": np.stack([given * predicted, predicted, given], 1),
         }
-
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        is_empty = not totals[3 + (len(totals) - 3) // 3 :].any()
-        return frozenset({"micro_f1", "macro_f1"} if is_empty else ())
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Of F1, rows that have a label or are predicted to have one."""
-        if metric not in {"micro_f1", "macro_f1"}:
-            return super().counts_in(metric, totals)
-        return np.array(totals[:, 3 + (totals.shape[1] - 3) // 3 :].any(1), np.bool_)
-
-    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        """Of F1: the mean of rows and predictions of each label, or of all, as far as there are as many rows; the others say nothing of it."""
-        _, predicted, given = self.label_counts(totals, state)
-        either = (predicted + given) / 2
-        if metric == "micro_f1":
-            return [min(float(either.sum()), float(totals[1]))] if either.any() else ()
-        return list(either[either > 0]) if metric == "macro_f1" else ()
-
-    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Of micro F1, the labels that a row has or is predicted to have."""
-        counted = [own for name, own in scores.items() if name.startswith(("given ", "predicted "))]
-        return np.sum(counted, axis=0) if metric == "micro_f1" else None
-
-    def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
-        return totals[..., 3:].reshape(*totals.shape[:-1], 3, len(state["labels"]))
 
     def label_curves(
         self, scores: ScoreColumns, state: ObjectiveState
@@ -302,14 +311,6 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         given, probability, _ = _columns(scores, state)
         pairs = zip(state["labels"], given.T > 0, probability.T, strict=True)
         return {label: label_results.precision_recall_curve(own, of) for label, own, of in pairs if own.any()}
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        if metric != "exact_match":
-            return None
-        labels = [name.removeprefix("given ") for name in scores if name.startswith("given ")]
-        given, _, predicted = _columns(scores, {"labels": labels})
-        found: NDArray[np.bool_] = (given == predicted).all(1)
-        return found
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return the mean probability of what the model holds for likelier of each label that it knows, (N,)."""

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Final
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.row_content import without_outer_space
@@ -76,8 +77,16 @@ class MultipleChoice(Objective[Options]):
     # as run_swag.py's README for roberta-base: 5e-5, 3 epochs
     defaults = ObjectiveDefaults(5e-5, 3.0, 32, 8, best_metric="accuracy", group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "accuracy": "max"}
-    shares = frozenset({"accuracy"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("nll", "rows")),
+        Metric(
+            "accuracy",
+            "max",
+            ratio("correct", "rows"),
+            share_of=every_row,
+            right=lambda scores: np.asarray(scores["correct"] == 1),
+        ),
+    )
     main_metric = "accuracy"
     served_scores = ("nll", "confidence")
     reader_cuts = True
@@ -234,17 +243,9 @@ class MultipleChoice(Objective[Options]):
         told = [losses, correct.double(), confidence, batch["labels"].double(), prediction.double()]
         return ScoredBatch(torch.stack(told, 1), logits, batch["labels"])
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Loss, one, and whether the right choice has the highest score, (N, 3)."""
-        return np.stack([scores["nll"], np.ones_like(scores["nll"]), scores["correct"]], 1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per row, and the share of rows whose right choice has the highest score."""
-        nll, rows, correct = np.moveaxis(totals, -1, 0)
-        return {"loss": nll / rows, "accuracy": correct / rows}
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        return scores["correct"] == 1 if metric == "accuracy" else None
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """The loss, and whether the right choice has the highest score."""
+        return {"nll": scores["nll"], "rows": np.ones_like(scores["nll"]), "correct": scores["correct"]}
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return scores["confidence"]
@@ -273,7 +274,8 @@ class MultipleChoice(Objective[Options]):
 
     def _right(self, row: Row) -> int | None:
         """Return the number of the right choice; None if the label names none, or several."""
-        return next(iter(named)) if len(named := self._named(row)) == 1 else None
+        found = self._named(row)
+        return next(iter(found)) if len(found) == 1 else None
 
     def _named(self, row: Row) -> dict[int, str]:
         """Return the numbers of the choices that the label may mean, and how: by its text, its number or its letter."""

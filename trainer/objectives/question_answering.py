@@ -24,10 +24,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from params.defaults import ObjectiveDefaults
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.release_reading import ReleaseFormat
 from trainer.objectives.bases.rows import ScoreColumns
@@ -80,10 +81,18 @@ class QuestionAnswering(Objective[Options]):
     # as run_qa.py's README for bert-base-uncased: 3e-5, 2 epochs, 384 tokens
     defaults = ObjectiveDefaults(3e-5, 2.0, 32, 8, best_metric="f1", group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "exact_match": "max", "f1": "max"}
-    shares = frozenset({"exact_match", "f1"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("nll", "windows"), per_tokenizer=True),
+        Metric(
+            "exact_match",
+            "max",
+            ratio("exact_match", "questions"),
+            share_of=every_row,
+            right=lambda scores: np.asarray(scores["exact_match"] == 1),
+        ),
+        Metric("f1", "max", ratio("f1", "questions"), share_of=every_row),
+    )
     main_metric = "f1"
-    tokenizer_dependent = frozenset({"loss"})
     served_scores = ("nll", "windows")
     reader_strides = True
     cut_texts_are_easier = False
@@ -279,17 +288,9 @@ class QuestionAnswering(Objective[Options]):
         exact, f1 = (np.where(is_none, columns[f"{n}_of_none"], columns[n]) * answers for n in ("exact_match", "f1"))
         return np.stack([columns["nll"], np.ones(len(group)), answers, exact, f1], 1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """The scores themselves, (N, 5)."""
-        return np.stack([scores[name] for name in _SCORES], 1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per window; exact match and F1 per question."""
-        nll, windows, questions, exact, f1 = np.moveaxis(totals, -1, 0)
-        return {"loss": nll / windows, "exact_match": exact / questions, "f1": f1 / questions}
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        return scores["exact_match"] == 1 if metric == "exact_match" else None
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """The scores themselves."""
+        return {name: scores[name] for name in _SCORES}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return scores["nll"] / scores["windows"]

@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Final, Literal
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.labels.names import require_one_output
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, Sums, is_positive, named, ratio
 from trainer.objectives.bases.metrics.retrieval import DEPTH, name_length
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
@@ -33,6 +34,7 @@ from trainer.objectives.bases.texts.pairs import TextOrPairObjective
 from trainer.objectives.bases.texts.tokenizing import Tokenizer
 from trainer.objectives.bases.vectors.sentence_transformers_files import set_activation
 
+_OF_QUERY: Final = ("ndcg_at_10", "map", "mrr_at_10")
 _HIGHEST_GAIN = 30
 """The highest grade of LambdaLoss, whose gains are 2 to the power of the grades."""
 _MU: Final = 10.0
@@ -73,6 +75,23 @@ class _Advice(ClassifierNewRecipeAdvice):
         return AdvisedValue("ndcg_at_10", "how high the relevant documents of each query are ranked")
 
 
+def _mean_of_queries(name: str) -> Metric:
+    """Return a mean over the queries with a relevant document; the others say nothing."""
+
+    def mean(sums: Sums) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = sums[name] / np.maximum(sums["queries"], 1)
+        return found
+
+    return Metric(
+        name,
+        "max",
+        mean,
+        share_of=lambda sums: [float(sums["queries"])] if sums["queries"] else (),
+        about=is_positive("queries"),
+        exists=lambda sums: bool(sums["queries"]),
+    )
+
+
 class Ranking(TextOrPairObjective[Options]):
     """A score of relevance for a query with a document."""
 
@@ -81,13 +100,9 @@ class Ranking(TextOrPairObjective[Options]):
     own_options = frozenset()
     defaults = ObjectiveDefaults(2e-5, 1.0, 32, 32, best_metric="ndcg_at_10")
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "ndcg_at_10": "max",
-        "map": "max",
-        "mrr_at_10": "max",
-    }
-    shares = frozenset(metrics.keys() - {"loss"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("nll", "rows")), *map(_mean_of_queries, _OF_QUERY)
+    )
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
     served_scores = ("probability",)
@@ -212,28 +227,12 @@ class Ranking(TextOrPairObjective[Options]):
         found = torch.cat([losses[:, None], scores.sigmoid(), scores, batch["ranked"]], 1)
         return ScoredBatch(found, scores[:, 0], batch["ranked"])
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One and the loss of each row; of the first row of a query, what `measure_ranking` says of it, (N, 6)."""
-        rows = np.stack([np.ones_like(scores["nll"]), scores["nll"]], 1)
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """One and the loss of each row; of the first row of a query, what `measure_ranking` says of it."""
         of_queries = group_statistics(scores, "query", lambda own: measure_ranking(own["score"], own["relevance"]))
-        return np.concatenate([rows, of_queries], 1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        rows, nll, queries, *sums = np.moveaxis(totals, -1, 0)
-        found = {name: one / np.maximum(queries, 1) for name, one in zip(list(self.metrics)[1:], sums, strict=True)}
-        return {"loss": nll / rows, **found}
-
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        """Those of rankings, if no query has a relevant document."""
-        return frozenset() if totals[2] else self.shares
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Of the rankings, queries with a relevant document."""
-        return totals[:, 2] > 0 if metric in self.shares else super().counts_in(metric, totals)
-
-    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        """The queries with a relevant document; the others say nothing."""
-        return [float(totals[2])] if totals[2] else ()
+        queries, *measured = of_queries.T
+        measures = dict(zip(_OF_QUERY, measured, strict=True))
+        return {"rows": np.ones_like(scores["nll"]), "nll": scores["nll"], "queries": queries, **measures}
 
     def own_slices(self) -> Mapping[str, Callable[[Row], str]]:
         return {"query length": lambda row: name_length(self.input_text(row))}

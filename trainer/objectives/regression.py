@@ -19,12 +19,12 @@ from pydantic import PositiveFloat
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.labels.names import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, Sums, named, ratio
 from trainer.objectives.bases.metrics.rank_correlation import spearman
 from trainer.objectives.bases.network import standardization
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -55,15 +55,54 @@ class _Advice(TextOrPairAdvice):
     place = 3
 
 
+def _mean_absolute_error(sums: Sums) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error: NDArray[np.float64] = (sums["error"] / sums["rows"][..., None]).mean(-1)
+        return error
+
+
+def _pearson(sums: Sums) -> NDArray[np.float64]:
+    """The correlation of predicted (p) and given (g) numbers, from their moments; of several numbers the mean."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        p, g, pp, gg, pg = (sums[name] / sums["rows"][..., None] for name in ("p", "g", "pp", "gg", "pg"))  # (..., T)
+        spread = np.clip(pp - p * p, 0, None) * np.clip(gg - g * g, 0, None)
+        pearson = np.where(spread > _NO_SPREAD**2, (pg - p * g) / np.sqrt(np.maximum(spread, _NO_SPREAD**2)), 0.0)
+        mean: NDArray[np.float64] = pearson.mean(-1)
+        return mean
+
+
+def _spearman(scores: ScoreColumns) -> float:
+    """Spearman's rank correlation, equal numbers having the mean of their ranks; of several numbers the mean."""
+    pairs = list(zip(*(values.T for values in _columns(scores)), strict=True))
+    return sum(spearman(predicted, given) for predicted, given in pairs) / len(pairs)
+
+
+def _numbers_differ(sums: Sums) -> bool:
+    """Whether the rows have different numbers: without, there is no correlation."""
+    g, gg = (sums[name] / np.maximum(sums["rows"], 1) for name in ("g", "gg"))
+    return bool((gg - g * g > _NO_SPREAD).all())
+
+
+def _columns(scores: ScoreColumns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is predicted and what is given, (N, T) each."""
+    names = [name.removeprefix("given ") for name in scores if name.startswith("given ")]
+    predicted, given = (np.stack([scores[f"{what} {name}"] for name in names], 1) for what in ("predicted", "given"))
+    return predicted, given
+
+
 class Regression(TextOrPairObjective[Options]):
     """One or several numbers."""
 
     options_class = Options
     defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "mae": "min", "pearson": "max", "spearman": "max"}
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("loss", "rows")),
+        Metric("mae", "min", _mean_absolute_error),
+        Metric("pearson", "max", _pearson, exists=_numbers_differ),
+        Metric("spearman", "max", value_of_all=_spearman, exists=_numbers_differ),
+    )
     main_metric = "mae"
-    split_metrics = frozenset({"spearman"})
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "The battery died after two days.", "label": 1.5},
         {"text": "It does what it should, and the battery lasts for a week.", "label": 4},
@@ -158,42 +197,31 @@ class Regression(TextOrPairObjective[Options]):
         scores = torch.cat([predicted.double(), given.double()], 1)
         return ScoredBatch(scores, predicted, given)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One and the loss; for each number the absolute error in units, and, standardized: p, g, p², g² and p g, (N, 2 + 6 T)."""
-        predicted, given = self._columns(scores)
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """One and the loss; for each number the absolute error in units, and, standardized: p, g, p², g² and p g, (N, T) each."""
+        predicted, given = _columns(scores)
         with np.errstate(invalid="ignore", over="ignore"):  # a model that has diverged
             p, g = ((values - state["mean"]) / state["std"] for values in (predicted, given))
-            row = np.stack([np.ones(len(p)), self._losses(torch.from_numpy(p - g)).numpy()], 1)
-            return np.concatenate([row, np.abs(predicted - given), p, g, p * p, g * g, p * g], 1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """The loss; the others from the moments of predicted (p) and given (g) numbers."""
-        rows, loss = totals[..., :1], totals[..., 1]
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            error, p, g, pp, gg, pg = np.split(totals[..., 2:] / rows, 6, axis=-1)  # (..., T)
-            spread = np.clip(pp - p * p, 0, None) * np.clip(gg - g * g, 0, None)
-            pearson = np.where(spread > _NO_SPREAD**2, (pg - p * g) / np.sqrt(np.maximum(spread, _NO_SPREAD**2)), 0.0)
-            return {"loss": loss / rows[..., 0], "mae": error.mean(-1), "pearson": pearson.mean(-1)}
-
-    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
-        """Spearman's rank correlation, equal numbers having the mean of their ranks."""
-        pairs = zip(*(values.T for values in self._columns(scores)), strict=True)
-        return {"spearman": sum(spearman(predicted, given) for predicted, given in pairs) / len(self.names)}
-
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        """The correlations, if all rows have the same number."""
-        *_, g, _, gg, _ = np.split(totals[2:] / max(totals[0], 1), 6)
-        return frozenset() if (gg - g * g > _NO_SPREAD).all() else frozenset({"pearson", "spearman"})
+            return {
+                "rows": np.ones(len(p)),
+                "loss": self._losses(torch.from_numpy(p - g)).numpy(),
+                "error": np.abs(predicted - given),
+                "p": p,
+                "g": g,
+                "pp": p * p,
+                "gg": g * g,
+                "pg": p * g,
+            }
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        predicted, given = self._columns(scores)
+        predicted, given = _columns(scores)
         error: NDArray[np.float64] = np.abs(predicted - given).mean(1)
         return error
 
     def breakdowns(self, scores: ScoreColumns) -> Sequence[RowBreakdown]:
         """The error by tenths of the true number, in units: its size, and its mean, positive where the model predicts too much."""
         found = []
-        for name, predicted, given in zip(self.names, *(values.T for values in self._columns(scores)), strict=True):
+        for name, predicted, given in zip(self.names, *(values.T for values in _columns(scores)), strict=True):
             error = predicted - given
             values = {"mean absolute error": np.abs(error), "mean error": error}
             found.append(RowBreakdown(f"true {name}", *cut_into_tenths(given), values))
@@ -225,13 +253,6 @@ class Regression(TextOrPairObjective[Options]):
 
     def _numbers(self, row: Row) -> list[float]:
         return [float(row[name]) for name in self.names]
-
-    def _columns(self, scores: ScoreColumns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what is predicted and what is given, (N, T) each."""
-        predicted, given = (
-            np.stack([scores[f"{what} {name}"] for name in self.names], 1) for what in ("predicted", "given")
-        )
-        return predicted, given
 
     def _losses(self, errors: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, (B,), of errors in standard deviations, (B, T)."""

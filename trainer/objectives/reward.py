@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 from pydantic import NonNegativeFloat
 
 from params.defaults import ObjectiveDefaults
-from params.sections.base import Direction
 from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.labels.names import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.preferences.answer_form import KEY, AnswerForm
 from trainer.objectives.bases.preferences.answers import as_text
@@ -60,19 +60,22 @@ class _Advice(AnswersAdvice):
         return ObjectiveFit.NOT  # pairs are for dpo, unless the user names this objective
 
 
+def _reward_margin(sums: Sums) -> NDArray[np.float64]:
+    return (sums["chosen_reward"] - sums["rejected_reward"]) / sums["rows"]
+
+
 class Reward(PairObjective[Options]):
     """A reward for each answer."""
 
     options_class = Options
     defaults = ObjectiveDefaults(1e-5, epochs=1.0, micro_batch_size=4)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "reward_accuracy": "max",
-        "reward_margin": "max",
-        "calibration_error": "min",
-    }
-    shares = frozenset({"reward_accuracy", "calibration_error"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("loss", "rows")),
+        Metric("reward_accuracy", "max", ratio("correct", "rows"), share_of=every_row),
+        Metric("reward_margin", "max", _reward_margin),
+        Metric("calibration_error", "min", calibration_error, share_of=every_row),
+    )
     main_metric = "reward_accuracy"
     served_scores = ("chosen_reward", "rejected_reward")
     writes_answers = False
@@ -176,20 +179,14 @@ class Reward(PairObjective[Options]):
         losses, rewards = self.score_pairs(model, batch)
         return scored_pairs(torch.stack([losses, *rewards], dim=1).double(), rewards)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One, whether the chosen answer has the higher reward, the scores, and bins of confidence; equal rewards count half."""
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Whether the chosen answer has the higher reward, the scores, and bins of confidence; equal rewards count half."""
         correct = 0.5 * np.sign(scores["chosen_reward"] - scores["rejected_reward"]) + 0.5
-        row = np.stack([np.ones_like(correct), correct, *(scores[name] for name in _SCORES)], axis=1)
-        return np.concatenate([row, calibration_statistics(self.confidence(scores), correct)], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per pair; share of pairs whose chosen answer has the higher reward; mean difference of rewards; calibration."""
-        pairs, correct, loss, chosen, rejected = np.moveaxis(totals[..., :5], -1, 0)
         return {
-            "loss": loss / pairs,
-            "reward_accuracy": correct / pairs,
-            "reward_margin": (chosen - rejected) / pairs,
-            "calibration_error": calibration_error(totals[..., 5:], pairs),
+            "rows": np.ones_like(correct),
+            "correct": correct,
+            **{name: scores[name] for name in _SCORES},
+            "calibration": calibration_statistics(self.confidence(scores), correct),
         }
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
@@ -199,7 +196,7 @@ class Reward(PairObjective[Options]):
         return found
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        return describe_bins(totals[5:])
+        return describe_bins(self.sums(totals, state)["calibration"])
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         return {"chosen": f"{scores['chosen_reward']:.3f}", "rejected": f"{scores['rejected_reward']:.3f}"}

@@ -28,11 +28,12 @@ from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.problems import suggestion
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named
 from trainer.objectives.bases.row_content import read_template
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
@@ -94,15 +95,23 @@ class _Advice(NewRecipeAdvice):
         return _ask_for_languages(tokenizer)
 
 
+def _mean_of_texts(name: str) -> Metric:
+    """Return a mean over the generated texts, if there are any."""
+
+    def mean(sums: Sums) -> NDArray[np.float64] | None:
+        return sums[name] / sums["generated"] if np.any(sums["generated"]) else None
+
+    right = (lambda scores: np.asarray(scores[name] == 1)) if name == "exact_match" else None
+    return Metric(name, "max", mean, share_of=every_row, right=right, restated=True)
+
+
 class Seq2Seq(TokenLikelihood[Options]):
     """Text in, text out."""
 
     options_class = Options
     defaults = ObjectiveDefaults(5e-5, group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
-    shares = TokenLikelihood.shares | {*_TEXT_METRICS}
-    restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
+    metrics: ClassVar[Mapping[str, Metric]] = {**TokenLikelihood.metrics, **named(*map(_mean_of_texts, _TEXT_METRICS))}
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGE_OPTIONS})
     prompt_option = "input_column"
     limits = frozenset({"max_target_length"})
@@ -257,19 +266,10 @@ class Seq2Seq(TokenLikelihood[Options]):
         scores = torch.cat([scores, scores.new_tensor(text_scores)], dim=1)
         return found._replace(scores=scores, predictions=generated)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Token statistics, whether text was generated, and its metrics, (N, 9)."""
-        texts = np.stack([scores[name] for name in ("generated", *_TEXT_METRICS)], axis=1)
-        return np.concatenate([super().additive_statistics(scores, state), texts], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Metrics per token and byte of the target, and means over the generated texts, if there are any."""
-        tokens, texts = totals[..., :4], totals[..., 4]
-        means = {name: totals[..., 5 + i] / texts for i, name in enumerate(_TEXT_METRICS)} if np.any(texts) else {}
-        return super().compute_metrics(tokens, state) | means
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        return scores["exact_match"] == 1 if metric == "exact_match" else None
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Token statistics, whether text was generated, and its metrics."""
+        texts = {name: scores[name] for name in ("generated", *_TEXT_METRICS)}
+        return {**super().statistics(scores, state), **texts}
 
     @property
     def judges_rows(self) -> bool:

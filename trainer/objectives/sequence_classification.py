@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.labels.names import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.metrics.label_results import LabelBeliefs, precision_recall_f1
+from trainer.objectives.bases.metrics.label_results import LabelBeliefs, macro_f1, rows_of_macro_f1
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.texts.pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts.tokenizing import Tokenizer
@@ -54,6 +54,11 @@ class _Advice(TextOrPairAdvice):
         )
 
 
+def _right_rows(scores: ScoreColumns) -> NDArray[np.bool_]:
+    right: NDArray[np.bool_] = scores["label"] == scores["prediction"]
+    return right
+
+
 class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[Options]):
     """One label per text or pair of texts."""
 
@@ -61,17 +66,16 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
     # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3)
     defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, best_metric="accuracy", group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "accuracy": "max",
-        "macro_f1": "max",
-        "calibration_error": "min",
-    }
-    shares = frozenset(metrics.keys() - {"loss"})
-    main_metric = "accuracy"
     # Within the rows of one label, accuracy is the label's recall. Macro F1 could not exceed 1 / (labels that are predicted there),
     # and not even a calibrated model is calibrated there.
-    slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "accuracy", "calibration_error": "loss"}
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("loss", "min", ratio("nll", "rows")),
+        Metric("accuracy", "max", ratio("correct", "rows"), share_of=every_row, right=_right_rows),
+        Metric("macro_f1", "max", macro_f1, share_of=rows_of_macro_f1, on_slices="accuracy"),
+        Metric("calibration_error", "min", calibration_error, share_of=every_row, on_slices="loss"),
+    )
+    counts_labels = True
+    main_metric = "accuracy"
     served_scores = ("nll", "confidence")
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
@@ -138,30 +142,18 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         losses = self.charge_unknown(self.losses(logits, labels), labels)
         return torch.stack([losses.double(), labels.double(), prediction.double(), confidence], 1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Loss, one, correct; per label true positives, predictions, rows; per bin rows, confidence, correct.
-
-        (N, 3 + 3 C + 3 bins). A prediction outside of the labels counts as incorrect, and for no label.
-        """
-        correct = scores["label"] == scores["prediction"]
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Per label true positives, predictions, rows, (N, 3, C). A prediction outside of the labels counts as incorrect, and for no label."""
+        correct = _right_rows(scores).astype(float)
         classes = np.arange(len(state["labels"]))
         actual, predicted = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
-        row = np.stack([scores["nll"], np.ones_like(correct), correct], axis=1)
-        bins = calibration_statistics(scores["confidence"], correct)
-        return np.concatenate([row, actual & predicted, predicted, actual, bins], axis=1).astype(float)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error."""
-        nll, rows, correct = np.moveaxis(totals[..., :3], -1, 0)
-        counts = self.label_counts(totals, state)
-        occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
-        f1 = precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
-        error = calibration_error(totals[..., 3 + 3 * len(state["labels"]) :], rows)
-        return {"loss": nll / rows, "accuracy": correct / rows, "macro_f1": f1, "calibration_error": error}
-
-    def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
-        labels = len(state["labels"])
-        return totals[..., 3 : 3 + 3 * labels].reshape(*totals.shape[:-1], 3, labels)
+        return {
+            "nll": scores["nll"],
+            "rows": np.ones_like(scores["nll"]),
+            "correct": correct,
+            "labels": np.stack([actual & predicted, predicted, actual], axis=1).astype(float),
+            "calibration": calibration_statistics(scores["confidence"], correct),
+        }
 
     def confusion_matrix(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.int64]:
         labels = len(state["labels"])
@@ -171,15 +163,6 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
     def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[LabelBeliefs]:
         given, likeliest = (scores[name].astype(np.int64) for name in ("label", "prediction"))
         yield LabelBeliefs(state["labels"], given, np.exp(-scores["nll"]), likeliest, scores["confidence"])
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        return scores["label"] == scores["prediction"] if metric == "accuracy" else None
-
-    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        """Of macro F1: for each label the mean of its rows and its predictions."""
-        _, predicted, actual = self.label_counts(totals, state)
-        either = (predicted + actual) / 2
-        return list(either[either > 0]) if metric == "macro_f1" else ()
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return scores["confidence"]
@@ -196,4 +179,4 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         return str(row[self.options.label_column]).strip()
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        return describe_bins(totals[3 + 3 * len(state["labels"]) :])
+        return describe_bins(self.sums(totals, state)["calibration"])

@@ -27,11 +27,18 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.sections.base import Direction, Section
+from params.sections.base import Section
 from params.sections.rows import Expectation
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
+from trainer.objectives.bases.likelihood import (
+    TOKEN_ACCURACY,
+    TOKEN_LOSS,
+    ClassifierObjective,
+    compute_logits,
+    sum_token_scores,
+)
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.spans.places import locate_span
 from trainer.objectives.bases.texts.padding import IGNORE_INDEX
@@ -63,6 +70,34 @@ class _Advice(ClassifierNewRecipeAdvice):
         return AdvisedValue("f1", "over spans")
 
 
+def _span_metric(name: str, of: Sequence[str]) -> Metric:
+    """Return the share of correct ones among spans that are predicted, or there, or both (F1); of no span it is 0, as in seqeval.
+
+    It is about texts with such a span. Rows without a span have none of the metrics: one that is predicted there would count as much as
+    thousands.
+    """
+
+    def share(sums: Sums) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = len(of) * sums["correct_spans"] / np.maximum(_sum_of(sums, of), 1)
+        return found
+
+    return Metric(
+        name,
+        "max",
+        share,
+        share_of=every_row,
+        about=lambda statistics: _sum_of(statistics, of) > 0,
+        exists=lambda sums: bool(sums["actual_spans"]),
+        weights=lambda scores: _sum_of(scores, of),
+        restated=True,
+    )
+
+
+def _sum_of(columns: Mapping[str, NDArray[np.float64]], names: Sequence[str]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.sum([columns[name] for name in names], axis=0)
+    return found
+
+
 class TokenClassification(ClassifierObjective[Options]):
     """A tag for every sub-word."""
 
@@ -70,17 +105,14 @@ class TokenClassification(ClassifierObjective[Options]):
     # as of sequence classification
     defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "token_accuracy": "max",
-        "precision": "max",
-        "recall": "max",
-        "f1": "max",
-    }
-    shares = frozenset(metrics.keys() - {"loss"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        TOKEN_LOSS,
+        TOKEN_ACCURACY,
+        _span_metric("precision", ("predicted_spans",)),
+        _span_metric("recall", ("actual_spans",)),
+        _span_metric("f1", ("predicted_spans", "actual_spans")),
+    )
     main_metric = "f1"
-    tokenizer_dependent = frozenset({"loss", "token_accuracy"})
-    restated = frozenset({"precision", "recall", "f1"})
     served_scores = ("nll", "tokens")
     reader_strides = True
     auto_class = "AutoModelForTokenClassification"
@@ -216,46 +248,13 @@ class TokenClassification(ClassifierObjective[Options]):
         losses = self.charge_unknown(self.losses(logits, labels), labels)
         return torch.cat([sum_token_scores(logits, labels, losses), spans], dim=1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """The scores themselves, (N, 6)."""
-        return np.stack([scores[name] for name in self.score_names(state)], axis=1)
-
-    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """The sub-words, or the spans that are predicted or there."""
-        counted = {
-            "loss": ("tokens",),
-            "token_accuracy": ("tokens",),
-            "precision": ("predicted_spans",),
-            "recall": ("actual_spans",),
-            "f1": ("predicted_spans", "actual_spans"),
-        }
-        names = counted.get(metric)
-        return np.sum([scores[name] for name in names], axis=0) if names else None
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """The scores themselves."""
+        return {name: scores[name] for name in self.score_names(state)}
 
     def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
         """Return which of N rows have exactly the spans that are predicted, (N,)."""
         return np.array(np.ptp([scores[name] for name in self.score_names({})[3:]], axis=0) == 0, np.bool_)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
-        nll, tokens, correct, correct_spans, predicted_spans, actual_spans = np.moveaxis(totals, -1, 0)
-        return {
-            "loss": nll / tokens,
-            "token_accuracy": correct / tokens,
-            "precision": correct_spans / np.maximum(predicted_spans, 1),
-            "recall": correct_spans / np.maximum(actual_spans, 1),
-            "f1": 2 * correct_spans / np.maximum(predicted_spans + actual_spans, 1),
-        }
-
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        """Those of spans, where no span is: one that is predicted there would count as much as thousands."""
-        return frozenset() if totals[5] else frozenset({"recall", "precision", "f1"})
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Texts with a span that is predicted, for precision; that is there, for recall; with either, for F1."""
-        predicted, actual = totals[:, 4] > 0, totals[:, 5] > 0
-        of_spans = {"precision": predicted, "recall": actual, "f1": predicted | actual}
-        return of_spans.get(metric, totals[:, 1] > 0)
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))

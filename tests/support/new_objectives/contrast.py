@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from params.sections.base import Section
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch
 from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
@@ -27,7 +28,7 @@ class Contrast(Objective[Options]):
 
     options_class = Options
     trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
-    metrics = {"cosine": "max"}
+    metrics = named(Metric("cosine", "max", ratio("cosine", "rows")))
     main_metric = "cosine"
     auto_class = "AutoModel"
     pipeline_tag = "sentence-similarity"
@@ -77,14 +78,6 @@ class Contrast(Objective[Options]):
 
     def score_batch(self, model, batch, tokenizer):
         return self.embed(model, batch).prod(1).sum(1, keepdim=True).double()
-
-    def additive_statistics(self, scores, state):
-        import numpy as np
-
-        return np.stack([np.ones_like(scores["cosine"]), scores["cosine"]], 1)
-
-    def compute_metrics(self, totals, state):
-        return {"cosine": totals[..., 1] / totals[..., 0]}
 
     def row_error(self, scores):
         return -scores["cosine"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
+from trainer.objectives.bases.metrics.metric import Metric, is_positive, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.rows import group_statistics, hash_group_value
 from trainer.objectives.bases.texts.padding import pad_batch
@@ -42,7 +43,16 @@ class FirstRelevant(Objective[Options]):
 
     options_class = Options
     advice = _Advice()
-    metrics = {"loss": "min", "reciprocal_rank": "max"}
+    metrics = named(
+        Metric("loss", "min", ratio("nll", "rows")),
+        Metric(
+            "reciprocal_rank",
+            "max",
+            lambda sums: sums["reciprocal ranks"] / sums["queries"].clip(min=1),
+            share_of=lambda sums: [float(sums["queries"])],
+            about=is_positive("queries"),
+        ),
+    )
     main_metric = "reciprocal_rank"
     group_score = "query"
     auto_class = "AutoModelForSequenceClassification"
@@ -97,11 +107,9 @@ class FirstRelevant(Objective[Options]):
         losses, logits = self._losses(model, batch)
         return torch.stack([value.double() for value in (losses, logits, batch["labels"], batch["query"])], 1)
 
-    def additive_statistics(self, scores, state):
-        import numpy as np
-
-        rows = np.stack([np.ones_like(scores["nll"]), scores["nll"]], 1)
-        return np.concatenate([rows, group_statistics(scores, "query", self._reciprocal_rank)], 1)
+    def statistics(self, scores, state):
+        queries, ranks = group_statistics(scores, "query", self._reciprocal_rank).T
+        return {**super().statistics(scores, state), "queries": queries, "reciprocal ranks": ranks}
 
     def _reciprocal_rank(self, scores):
         """One, and the reciprocal rank, of a query; none without a relevant document."""
@@ -109,12 +117,6 @@ class FirstRelevant(Objective[Options]):
 
         ordered = scores["relevant"][np.argsort(-scores["score"], kind="stable")]
         return [1.0, 1 / (1 + np.argmax(ordered))] if ordered.any() else [0.0, 0.0]
-
-    def compute_metrics(self, totals, state):
-        import numpy as np
-
-        rows, nll, queries, ranks = np.moveaxis(totals, -1, 0)
-        return {"loss": nll / rows, "reciprocal_rank": ranks / np.maximum(queries, 1)}
 
     def reader_input(self, row):
         return self.text(row)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts.padding import concatenate_texts_along_batch
@@ -37,14 +38,27 @@ class _Advice(NewRecipeAdvice):
         return ObjectiveFit.NOT
 
 
+def _rank_correlation(scores):
+    import numpy as np
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(scores[name]) for name in ("predicted", "given")]
+    spread = [np.std(own) for own in ranks]
+    if not all(spread):
+        return 0.0
+    first, second = ((own - own.mean()) / std for own, std in zip(ranks, spread, strict=True))
+    return float((first * second).mean())
+
+
 class Similarity(Objective[Options]):
     """A number for two texts."""
 
     options_class = Options
     advice = _Advice()
-    metrics = {"loss": "min", "rank_correlation": "max"}
+    metrics = named(
+        Metric("loss", "min", ratio("error", "rows")), Metric("rank_correlation", "max", value_of_all=_rank_correlation)
+    )
     main_metric = "rank_correlation"
-    split_metrics = frozenset({"rank_correlation"})
     auto_class = "AutoModel"
     pipeline_tag = "sentence-similarity"
     example_rows = (
@@ -96,22 +110,3 @@ class Similarity(Objective[Options]):
         predicted, given = self._cosines(model, batch).double(), batch["labels"].double()
         scores = torch.stack([(predicted - given) ** 2, predicted, given], 1)
         return ScoredBatch(scores, predicted, given)
-
-    def additive_statistics(self, scores, state):
-        import numpy as np
-
-        return np.stack([np.ones_like(scores["error"]), scores["error"]], 1)
-
-    def compute_metrics(self, totals, state):
-        return {"loss": totals[..., 1] / totals[..., 0]}
-
-    def whole_metrics(self, scores, state):
-        import numpy as np
-        from scipy.stats import rankdata
-
-        ranks = [rankdata(scores[name]) for name in ("predicted", "given")]
-        spread = [np.std(own) for own in ranks]
-        if not all(spread):
-            return {"rank_correlation": 0.0}
-        first, second = ((own - own.mean()) / std for own, std in zip(ranks, spread, strict=True))
-        return {"rank_correlation": float((first * second).mean())}

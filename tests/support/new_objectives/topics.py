@@ -12,6 +12,7 @@ from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvi
 from trainer.objectives.bases.labels.sets import list_labels_in
 from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels
 from trainer.objectives.bases.loss import BatchLoss
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 from trainer.objectives.bases.objective import EncodedRow
 from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
@@ -36,12 +37,23 @@ class _Advice(ClassifierNewRecipeAdvice):
         return AdvisedValue("micro_f1", "over all labels")
 
 
+def _micro_f1(sums):
+    return 2 * sums["right"] / sums["labels"].clip(min=1)
+
+
+def _rows_with_labels(sums):
+    return [float(sums["labels"]) / 2]
+
+
 class Topics(ClassifierObjective[Options]):
     """A sigmoid for each label."""
 
     options_class = Options
     advice = _Advice()
-    metrics = {"loss": "min", "micro_f1": "max"}
+    metrics = named(
+        Metric("loss", "min", ratio("nll", "rows")),
+        Metric("micro_f1", "max", _micro_f1, share_of=_rows_with_labels),
+    )
     main_metric = "micro_f1"
     cut_texts_are_easier = False
     smooths_labels = False
@@ -112,20 +124,14 @@ class Topics(ClassifierObjective[Options]):
         nll = self.losses(logits, labels).double().sum(1, keepdim=True)
         return torch.cat([nll, labels.double(), (logits > 0).double()], 1)
 
-    def additive_statistics(self, scores, state):
+    def statistics(self, scores, state):
         import numpy as np
 
         given, predicted = (
             np.stack([scores[f"{what} {label}"] for label in state["labels"]], 1) for what in ("given", "predicted")
         )
-        counts = (given * predicted).sum(1), given.sum(1) + predicted.sum(1)
-        return np.stack([np.ones_like(scores["nll"]), scores["nll"], *counts], 1)
-
-    def compute_metrics(self, totals, state):
-        import numpy as np
-
-        rows, nll, right, both = np.moveaxis(totals, -1, 0)
-        return {"loss": nll / rows, "micro_f1": 2 * right / np.maximum(both, 1)}
+        both = given.sum(1) + predicted.sum(1)
+        return {"rows": np.ones(len(both)), "nll": scores["nll"], "right": (given * predicted).sum(1), "labels": both}
 
     def describe_scores(self, scores, state):
         named = {w: [n for n in state["labels"] if scores[f"{w} {n}"]] for w in ("given", "predicted")}

@@ -11,6 +11,7 @@ from params import DataError
 from params.sections.base import Section
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
@@ -29,7 +30,7 @@ class Vectors(Objective[Options]):
     """Several numbers of a text, as many in each row."""
 
     options_class = Options
-    metrics = {"loss": "min"}
+    metrics = named(Metric("loss", "min", ratio("error", "rows")))
     main_metric = "loss"
     auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
@@ -96,11 +97,3 @@ class Vectors(Objective[Options]):
         predicted = predicted + predicted.new_tensor(mean)
         errors = ((predicted - batch["labels"]) ** 2).mean(1, keepdim=True)
         return ScoredBatch(errors, predicted, batch["labels"])
-
-    def additive_statistics(self, scores, state):
-        import numpy as np
-
-        return np.stack([np.ones_like(scores["error"]), scores["error"]], 1)
-
-    def compute_metrics(self, totals, state):
-        return {"loss": totals[..., 1] / totals[..., 0]}

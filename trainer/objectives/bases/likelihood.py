@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from params.sections.base import Direction
 from trainer.objectives.bases.labels.names import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, auxiliary_loss
 from trainer.objectives.bases.metrics.label_results import LabelBeliefs, PrecisionRecallCurve
+from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, is_positive, named, ratio
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.scored_batch import ScoredBatch
 from trainer.objectives.bases.texts.padding import IGNORE_INDEX, count_labels
@@ -49,18 +49,59 @@ class Likelihood(Objective[OptionsT]):
         return ScoredBatch(self.score_logits(logits, batch["labels"]), logits, batch["labels"])
 
 
+def _tokens(scores: ScoreColumns) -> NDArray[np.float64] | None:
+    return scores.get("tokens")
+
+
+def _perplexity(sums: Sums) -> NDArray[np.float64]:
+    perplexity: NDArray[np.float64] = np.exp(np.minimum(sums["nll"] / sums["tokens"], 700.0))
+    return perplexity
+
+
+def _bits_per_byte(sums: Sums) -> NDArray[np.float64] | None:
+    """Return the negative log-likelihood in bits over the bytes (UTF-8) of the predicted tokens' text, if bytes are known.
+
+    It can be compared between tokenizers; metrics per token cannot.
+    """
+    return sums["nll"] / math.log(2) / sums["bytes"] if np.any(sums["bytes"]) else None
+
+
+TOKEN_LOSS: Final = Metric(
+    "loss", "min", ratio("nll", "tokens"), about=is_positive("tokens"), weights=_tokens, per_tokenizer=True
+)
+"""Nats per token. It is about texts of which the model predicts something: of one that is cut before its answer, there is nothing."""
+TOKEN_ACCURACY: Final = Metric(
+    "token_accuracy",
+    "max",
+    ratio("correct", "tokens"),
+    share_of=every_row,
+    about=is_positive("tokens"),
+    weights=_tokens,
+    per_tokenizer=True,
+)
+
+
 class TokenLikelihood(Likelihood[OptionsT]):
     """The likelihood of tokens, with metrics per token and, in the evaluate stage, per byte of text.
 
     Each token predicts the next one, unless labels are those of a second text (`has_target_text`).
     """
 
-    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
-    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
-    shares = frozenset({"token_accuracy"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        TOKEN_LOSS,
+        Metric("perplexity", "min", _perplexity, about=is_positive("tokens"), weights=_tokens, per_tokenizer=True),
+        TOKEN_ACCURACY,
+        Metric(
+            "bits_per_byte",
+            "min",
+            _bits_per_byte,
+            about=is_positive("bytes"),
+            weights=lambda scores: scores.get("bytes"),
+            only_evaluated=True,
+            restated=True,
+        ),
+    )
     main_metric = "bits_per_byte"
-    tokenizer_dependent = frozenset(metrics)
-    restated = frozenset(evaluate_only_metrics)
     served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
 
@@ -102,24 +143,10 @@ class TokenLikelihood(Likelihood[OptionsT]):
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return sum_token_scores(*self._aligned(logits, labels))
 
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
-        return additive_token_statistics(scores)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        return token_metrics(totals)
-
-    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """The tokens that are predicted, or the bytes of their text."""
-        counted = "bytes" if metric == "bits_per_byte" else "tokens"
-        is_of_tokens = metric in TokenLikelihood.metrics or metric in TokenLikelihood.evaluate_only_metrics
-        return scores.get(counted) if is_of_tokens else None
-
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Texts of which the model predicts something: of one that is cut before its answer, there is nothing."""
-        if metric in self.metrics.keys() & TokenLikelihood.metrics.keys():
-            return totals[:, 1] > 0
-        return totals[:, 3] > 0 if metric == "bits_per_byte" else super().counts_in(metric, totals)
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text; bytes are 0 where they are unknown."""
+        no_bytes = np.zeros_like(scores["nll"])
+        return {**{name: scores[name] for name in ("nll", "tokens", "correct")}, "bytes": scores.get("bytes", no_bytes)}
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
@@ -136,6 +163,8 @@ class TokenLikelihood(Likelihood[OptionsT]):
 class ClassifierObjective(Likelihood[OptionsT]):
     """A likelihood whose model has a head for the `labels` of the train split."""
 
+    counts_labels: ClassVar[bool] = False
+    """Whether `statistics` say of each label, as `labels` (N, 3, L), whether a row is rightly predicted to have it, is predicted to, and has it."""
     _unknown: tuple[int, ...] = ()
     """The labels that a model of another run cannot know."""
     _guess = 0.0
@@ -150,7 +179,7 @@ class ClassifierObjective(Likelihood[OptionsT]):
 
         `totals` (..., S) are sums of `additive_statistics`.
         """
-        return None
+        return self.sums(totals, state)["labels"] if self.counts_labels else None
 
     def confusion_matrix(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.int64] | None:
         """Return how many of N rows have each label, and are predicted to have each one or, last, one of another run: (L, L + 1).
@@ -214,24 +243,6 @@ class ClassifierObjective(Likelihood[OptionsT]):
             return losses
         unknown = torch.isin(labels, torch.tensor(self._unknown, device=labels.device))
         return losses.masked_fill(unknown, self._guess)
-
-
-def additive_token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
-    """Return negative log-likelihood, tokens, correct tokens and bytes, (N, 4); bytes are 0 where they are unknown."""
-    no_bytes = np.zeros_like(scores["nll"])
-    return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", no_bytes)], axis=1)
-
-
-def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return loss in nats per token, perplexity = exp(loss), token accuracy and, if bytes are known, bits per byte.
-
-    `totals` are sums of `additive_token_statistics`, (..., 4). Bits per byte are the negative log-likelihood in bits over the bytes
-    (UTF-8) of the predicted tokens' text. They can be compared between tokenizers; metrics per token cannot.
-    """
-    nll, tokens, correct, size = np.moveaxis(totals, -1, 0)
-    loss = nll / tokens
-    metrics = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
-    return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
 
 
 def sum_token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction
 from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import row_content
@@ -17,6 +16,7 @@ from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.labels.names import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
+from trainer.objectives.bases.metrics.metric import Metric, Sums, from_table, to_table
 from trainer.objectives.bases.release_reading import OptionsT, ReleaseReading
 from trainer.objectives.bases.rows import (
     ColumnKind,
@@ -49,30 +49,18 @@ __all__ = [
 class Objective(ReleaseReading[OptionsT], ABC):
     """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
-    metrics: ClassVar[Mapping[str, Direction]]
-    """The metrics of every evaluation, and whether the lowest or the highest value is best."""
-    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
-    """Further metrics that only the evaluate stage computes."""
-    shares: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that are shares, from 0 to 1: where all rows have the same, there is an interval all the same."""
+    metrics: ClassVar[Mapping[str, Metric]]
+    """The metrics by name (`bases.metrics.metric.named`); options may decide which."""
     main_metric: ClassVar[str]
     """The metric that decides whether a model is published, unless the recipe names another."""
-    tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that cannot be compared between models with different tokenizers."""
-    restated: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that compare with what a row's labels say. Between models that make other labels, only rows count that `says_all`."""
     cut_texts_are_easier: ClassVar[bool] = True
     """Whether a model that reads only a part of a row is asked for less; false where it has to give the same answer."""
-    slice_metrics: ClassVar[Mapping[str, str]] = {}
-    """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     group_score: ClassVar[str | None] = None
     """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
     group_columns: Sequence[str] = ()
     """The columns whose equal values make rows a group, such as that of the query: `data.group_by` keeps them in one split."""
     batch_group: str | None = None
     """The name of an integer of each `Example`, such as a query's number: those with the same one share a global batch, if it has room."""
-    split_metrics: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     instead_of_own_metrics: ClassVar[str] = "remove evaluation.metrics, or write `score_outputs` in the objective"
     """What to do where a recipe can have no metrics of its own."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -339,41 +327,38 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return the scores (N, K) of a split's rows; where they depend on others, both, and `documents` (V, L), were only measured, (N, M)."""
         return measured
 
-    @abstractmethod
+    def statistics(self, scores: ScoreColumns, state: ObjectiveState) -> Sums:
+        """Return numbers of each of N sequences by name, (N,) or (N, ...), whose sums over any set of rows determine the `metrics`.
+
+        By default `rows`, which are ones, and the scores. `scores` are `score_names` and the known `example_counts`. One row of a group may have
+        its numbers, others zeros (`bases.rows.group_statistics`).
+        """
+        own = {name: scores[name] for name in self.score_names(state)}
+        return {"rows": np.ones(len(next(iter(own.values())))), **own}
+
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
+        """Return the `statistics` of N sequences as a table, (N, S), which can be summed and weighted."""
+        return to_table(self.statistics(scores, state))
 
-        `scores` are `score_names` and the known `example_counts`. One row of a group may have its numbers, others zeros (`bases.groups`).
-        """
+    def sums(self, totals: NDArray[np.float64], state: ObjectiveState) -> Sums:
+        """Return `additive_statistics`, or sums of them, (..., S), by name, (...) or (..., ...)."""
+        of_one_row = {name: np.ones(1) for name in (*self.score_names(state), *self.example_counts)}
+        return from_table(totals, self.statistics(of_one_row, state))
 
-    @abstractmethod
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
+        """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S), as far as these say them."""
+        sums = self.sums(totals, state)
+        values = {name: metric.value(sums) for name, metric in self.metrics.items() if metric.value}
+        return {name: value for name, value in values.items() if value is not None}
 
-    def counts_in(self, metric: str, totals: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which of N rows or groups with these statistics, (N, S), a metric is about, (N,); by default all.
-
-        A query without a relevant document has no NDCG, and a text without a span no recall: they say nothing of the metric, and do not count
-        towards the observations that an interval needs.
-        """
-        return np.ones(len(totals), np.bool_)
-
-    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
-        """Return `split_metrics` of N rows. A resample has some rows several times, and others not at all."""
-        return {}
-
-    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        """Return the metrics that rows with these summed statistics, (S,), do not have, such as the recall of no spans."""
-        return frozenset()
-
-    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
-        """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
-        return None
+    def whole_metrics(self, scores: ScoreColumns) -> dict[str, float]:
+        """Return the metrics of N rows that no sums determine."""
+        return {name: metric.value_of_all(scores) for name, metric in self.metrics.items() if metric.value_of_all}
 
     def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         """Return which of N rows the model gets right, (N,), for `evaluation.suites`; None if the scores do not say that."""
-        found = (self.correct_rows(metric, scores) for metric in self.metrics)
-        return next((one for one in found if one is not None), None)
+        right = next((metric.right for metric in self.metrics.values() if metric.right), None)
+        return right(scores) if right else None
 
     @property
     def judges_rows(self) -> bool:
@@ -383,15 +368,7 @@ class Objective(ReleaseReading[OptionsT], ABC):
     @classmethod
     def judges_some_rows(cls) -> bool:
         """Whether `right_rows` may say it, with some options."""
-        return cls.correct_rows is not Objective.correct_rows or cls.right_rows is not Objective.right_rows
-
-    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        """Return how many rows, or groups, each of the `shares` has of which `metric` is the mean, such as a macro average."""
-        return ()
-
-    def row_weights(self, metric: str, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Return how much each of N rows counts in a metric, (N,), such as its tokens; None if all count alike, or nobody can say."""
-        return None
+        return any(metric.right for metric in cls.metrics.values()) or cls.right_rows is not Objective.right_rows
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""

@@ -18,6 +18,7 @@ from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from tests.support.tiny_releases import KINDS
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 
 ROWS, HEAVY = 60, 17
 STATE = {"labels": ["a", "b"]}
@@ -66,7 +67,7 @@ def test_a_weighted_metric_is_the_mean_of_its_rows_by_their_weights(name) -> Non
     statistics = objective.additive_statistics(columns, STATE)
     whole, each = (objective.compute_metrics(totals, STATE) for totals in (statistics.sum(0), statistics))
     for metric in WEIGHTED[name]:
-        weights = objective.row_weights(metric, columns)
+        weights = objective.metrics[metric].row_weights(columns)
         assert np.average(each[metric], weights=weights) == pytest.approx(float(whole[metric])), metric
 
 
@@ -81,7 +82,7 @@ def test_every_objective_that_counts_tokens_or_spans_has_weights() -> None:
 def compared(name: str, metric: str, *, groups: Any = None) -> MetricComparison:
     """A candidate that is a little better on all rows, of which one has a third of the weight."""
     objective, own = build(name), scores_of(name)
-    weights = objective.row_weights(metric, own)
+    weights = objective.metrics[metric].row_weights(own)
     factor = 0.5 * (weights.sum() - weights[HEAVY]) / weights[HEAVY]
     for score in own:
         own[score][HEAVY] *= factor
@@ -90,7 +91,7 @@ def compared(name: str, metric: str, *, groups: Any = None) -> MetricComparison:
     resampler = Resampler(objective, STATE, resamples=100, confidence=0.95, seed=1)
     plan: Any = SimpleNamespace(
         resampler=resampler,
-        directions={**objective.metrics, **objective.evaluate_only_metrics},
+        directions=directions(objective.metrics),
         learned={"model": [], "champion": []},
         learned_by_candidate=0,
         can_compare=lambda _: True,

@@ -19,11 +19,12 @@ from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler, accuracy_gain, mcnemar_p_value, paired_share_score_test
 from tasks.multiple_tests import holm_rejections
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 
 CAUSAL = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
 CLASSES = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
 LABELS = {"labels": ["a", "b", "c"]}
-DIRECTIONS: dict[str, Any] = {**CAUSAL.metrics, **CAUSAL.evaluate_only_metrics, **CLASSES.metrics}
+DIRECTIONS: dict[str, Any] = directions({**CAUSAL.metrics, **CLASSES.metrics})
 
 
 def texts(rows: int, seed: int = 0) -> RowScores:

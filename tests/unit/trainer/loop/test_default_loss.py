@@ -14,6 +14,7 @@ from trainer import job, objectives
 OWN = '''"""Own: a classifier that learns by its model's own loss."""
 
 from params.sections.base import Section
+from trainer.objectives.bases.metrics.metric import Metric, named, ratio
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.texts.tokenizing import tokenize_texts_truncated
 
@@ -26,7 +27,7 @@ class Own(Objective[Options]):
     """The class of a text."""
 
     options_class = Options
-    metrics = {"accuracy": "max"}
+    metrics = named(Metric("accuracy", "max", ratio("correct", "rows")))
     main_metric = "accuracy"
     auto_class = "AutoModelForSequenceClassification"
     example_rows = ({"text": "abc", "label": "x"}, {"text": "the rain", "label": "y"})
@@ -60,14 +61,6 @@ class Own(Objective[Options]):
     def score_batch(self, model, batch, tokenizer):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return (logits.argmax(-1) == batch["labels"]).double()[:, None]
-
-    def additive_statistics(self, scores, state):
-        import numpy as np
-
-        return np.stack([np.ones_like(scores["correct"]), scores["correct"]], 1)
-
-    def compute_metrics(self, totals, state):
-        return {"accuracy": totals[..., 1] / totals[..., 0]}
 '''
 FEW = {"training.max_steps": 3, "training.eval_steps": 3, "training.save_steps": 3}
 CLASSES = FEW | {

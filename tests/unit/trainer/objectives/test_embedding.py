@@ -279,7 +279,7 @@ def test_rank_correlation_is_that_of_scipy():
     objective, chance = build(positive_column="positive", label_column="score"), np.random.default_rng(5)
     for _ in range(50):
         scores = {"predicted": chance.normal(size=20), "given": chance.integers(0, 6, 20).astype(float)}
-        assert objective.whole_metrics(scores, {})["spearman"] == pytest.approx(spearmanr(*scores.values()).statistic)
+        assert objective.whole_metrics(scores)["spearman"] == pytest.approx(spearmanr(*scores.values()).statistic)
     assert objective.metrics == {"spearman": "max"}
 
 

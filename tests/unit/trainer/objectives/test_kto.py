@@ -16,6 +16,7 @@ from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences, releases
+from tests.support.metrics import undefined_metrics
 from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills
 from trainer import objectives
 from trainer.data import tokens
@@ -293,7 +294,7 @@ def test_metrics_match_sklearn() -> None:
             "reward": rewards,
             "logprob": -draw.random(rows),
         }
-        found = task.compute_metrics(task.additive_statistics(scores, {}).sum(0), {}) | task.whole_metrics(scores, {})
+        found = task.compute_metrics(task.additive_statistics(scores, {}).sum(0), {}) | task.whole_metrics(scores)
         assert found.keys() == task.metrics.keys()
         assert found["roc_auc"] == pytest.approx(roc_auc_score(liked, rewards), abs=1e-12)
         assert found["loss"] == pytest.approx(scores["loss"].mean())
@@ -306,9 +307,9 @@ def test_rows_of_one_kind_have_no_metrics_of_the_other() -> None:
     scores = dict(zip(("loss", "liked", "reward", "logprob"), np.ones((4, 3)), strict=True))
     totals = task.additive_statistics(scores, {}).sum(0)
     expected = {"roc_auc", "reward_margin", "undesirable_reward", "undesirable_logprob"}
-    assert task.undefined_metrics(totals) == expected
+    assert undefined_metrics(task, totals, {}) == expected
     assert all(math.isfinite(value) for value in task.compute_metrics(totals, {}).values())
-    assert task.whole_metrics(scores, {}) == {"roc_auc": 0.5}
+    assert task.whole_metrics(scores) == {"roc_auc": 0.5}
 
 
 MODEL = Model(config={"model_type": "llama"})

@@ -105,7 +105,7 @@ def test_summed_statistics_of_parts_give_the_metrics_of_the_whole(name: str) -> 
         ).sum(0)
     found = objective.compute_metrics(merged, state)
     assert found.keys() == whole.keys()
-    assert found.keys() <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
+    assert found.keys() <= objective.metrics.keys()
     for metric, value in whole.items():
         assert found[metric] == pytest.approx(value, rel=1e-12), metric
 
@@ -155,14 +155,36 @@ def test_correct_rows_average_to_their_metric(name: str) -> None:
     if "correct" in scores:
         scores |= {"correct": np.arange(50) % 2.0}
     metrics = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
-    shares = {metric: right for metric in metrics if (right := objective.correct_rows(metric, scores)) is not None}
+    shares = {name: objective.metrics[name].right(scores) for name in metrics if objective.metrics[name].right}
     exact = {key: {"exact_match"} for key in ("seq2seq", "multi_label_classification", "question_answering")}
     right = {key: {"accuracy"} for key in ("sequence_classification", "multiple_choice")}
     assert set(shares) == {**right, **exact}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(metrics[metric])
-    assert shares.keys() <= objective.shares <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
-    assert all(0 <= metrics[metric] <= 1 for metric in objective.shares & metrics.keys())
+    assert all(objective.metrics[metric].share_of for metric in shares)
+    assert all(0 <= value <= 1 for metric, value in metrics.items() if objective.metrics[metric].share_of)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shares_say_how_many_rows_they_are_means_of(name: str) -> None:
+    """No row moves a share more than one of the rows that it says to be of: a macro average that names all rows would."""
+    objective, state, rows = build(name), STATES.get(name, {}), 101
+    scores = random_scores(objective, rows) | {"query": np.arange(float(rows))}
+    scores |= {key: np.zeros(rows) for key in scores if key.endswith("without its documents")}
+    only_first = np.eye(1, rows)[0]
+    for key in scores.keys() & {"label", "prediction"}:  # the last label is that of the first row alone, which is right
+        scores[key] = np.where(only_first, 4.0, scores[key] % 4)
+    scores |= {key: only_first for key in scores if key in {"given e", "predicted e"}}
+    table = objective.additive_statistics(scores, state)
+    totals = table.sum(0)
+    whole, without = (objective.compute_metrics(one, state) for one in (totals, totals - table))
+    for metric, value in whole.items():
+        if share_of := objective.metrics[metric].share_of:
+            parts = list(share_of(objective.sums(totals, state))) or [rows]
+            heaviest = (
+                4  # times the mean row: a text of many tokens, with a label that is given and one that is predicted
+            )
+            assert abs(without[metric] - value).max() <= heaviest / (len(parts) * min(parts)), metric
 
 
 @pytest.mark.parametrize("name", NAMES)

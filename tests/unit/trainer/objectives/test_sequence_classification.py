@@ -145,5 +145,5 @@ def test_metrics_of_slices_by_label_add_up_to_those_of_all_rows(objective):
     shares = [np.mean(label == one) for one in range(4)]
     for metric in objective.metrics:
         mean = sum(share * found[metric] for share, found in zip(shares, slices, strict=True))
-        assert (mean == pytest.approx(whole[metric])) == (metric not in objective.slice_metrics)
+        assert (mean == pytest.approx(whole[metric])) == (not objective.metrics[metric].on_slices)
     assert max(found["macro_f1"] for found in slices) < 0.3 < min(found["accuracy"] for found in slices)

@@ -17,6 +17,7 @@ from params import DataError
 from params.schema import ObjectiveChoice
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support.metrics import undefined_metrics
 from trainer import objectives
 from trainer.loop.metrics import MetricAccumulator
 from trainer.objectives.token_classification import (
@@ -228,4 +229,4 @@ def test_metrics_without_any_span_are_zero():
 )
 def test_rows_without_spans_have_no_metrics_of_spans(predicted, actual, undefined):
     """Their value of 0 would miss any floor of slices, by one span that is predicted in thousands of rows."""
-    assert OBJECTIVE.undefined_metrics(np.array([5.0, 9.0, 9.0, 0.0, predicted, actual])) == undefined
+    assert undefined_metrics(OBJECTIVE, np.array([5.0, 9.0, 9.0, 0.0, predicted, actual]), {}) == undefined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.objectives.bases.lazy_imports import NDArray, np
+from trainer.objectives.bases.metrics.metric import Sums
 
 BINS = 15
 """Bins of confidence, of equal width."""
@@ -16,14 +17,14 @@ def calibration_statistics(confidence: NDArray[np.float64], correct: NDArray[np.
     return np.concatenate(parts, axis=1).astype(float)
 
 
-def calibration_error(totals: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the expected calibration error, (...), of summed statistics (..., 3 BINS) of `rows` rows (...).
+def calibration_error(sums: Sums) -> NDArray[np.float64]:
+    """Return the expected calibration error, (...), of the sums `calibration`, (..., 3 BINS), and `rows`, (...).
 
     It is the mean distance between confidence and accuracy over the bins, weighted by their rows (Guo et al. 2017,
     https://arxiv.org/abs/1706.04599, equation 3).
     """
-    _, confidence, correct = np.split(totals, 3, axis=-1)  # (..., BINS)
-    error: NDArray[np.float64] = np.abs(confidence - correct).sum(-1) / rows
+    _, confidence, correct = np.split(sums["calibration"], 3, axis=-1)  # (..., BINS)
+    error: NDArray[np.float64] = np.abs(confidence - correct).sum(-1) / sums["rows"]
     return error
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.objectives.bases.lazy_imports import NDArray, np
+from trainer.objectives.bases.metrics.metric import Sums
 
 
 class PrecisionRecallCurve(NamedTuple):
@@ -49,13 +50,28 @@ class LabelBeliefs(NamedTuple):
 
 
 def precision_recall_f1(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return precision, recall and F1 of each label, (..., L), from `ClassifierObjective.label_counts`, (..., 3, L).
+    """Return precision, recall and F1 of each label, (..., L), of counts (..., 3, L): rows that rightly are predicted to have it, that are, that have it.
 
     F1 is 2 TP / (2 TP + FP + FN). What is divided by no rows is 0, as scikit-learn has it.
     """
     right, predicted, given = np.moveaxis(counts, -2, 0)
     parts = {"precision": (right, predicted), "recall": (right, given), "f1": (2 * right, predicted + given)}
     return {name: np.where(of > 0, part / np.maximum(of, 1), 0.0) for name, (part, of) in parts.items()}
+
+
+def macro_f1(sums: Sums) -> NDArray[np.float64]:
+    """Return F1 averaged over the labels that a row has or is predicted to have, (...), of the counts `labels`, (..., 3, L)."""
+    counts = sums["labels"]
+    occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
+    averaged: NDArray[np.float64] = precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
+    return averaged
+
+
+def rows_of_macro_f1(sums: Sums) -> Sequence[float]:
+    """Return the mean of rows and predictions of each label that occurs."""
+    _, predicted, given = sums["labels"]
+    either = (predicted + given) / 2
+    return list(either[either > 0])
 
 
 def precision_recall_curve(given: NDArray[np.bool_], probability: NDArray[np.float64]) -> PrecisionRecallCurve:

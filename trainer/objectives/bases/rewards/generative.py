@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeVar
 from params import EvergreenError, ModelError, Problem, TransientError
 from params.distribution import read_parallelism_strategy
 from params.schema import Launch, Model, Training
-from params.sections.base import Direction
 from params.sections.rows import Expectation
 from trainer.column_template import parse_prompt_template
 from trainer.objectives.bases.conversations.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.metrics.metric import Metric, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.rewards.reward_models import PROMPT
 from trainer.objectives.bases.rewards.rollout import (
@@ -49,10 +49,12 @@ OptionsT = TypeVar("OptionsT", bound=GenerativeObjectiveOptions)
 class GenerativeObjective(Objective[OptionsT]):
     """An objective that trains on completions which the model itself generated."""
 
-    metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
-    shares = frozenset({"terminated"})
+    metrics: ClassVar[Mapping[str, Metric]] = named(
+        Metric("reward", "max", ratio("reward", "rows")),
+        Metric("completion_length", "min", ratio("completion_length", "rows"), per_tokenizer=True),
+        Metric("terminated", "max", ratio("terminated", "rows"), share_of=every_row),
+    )
     main_metric = "reward"
-    tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})
     advice = "needs a reward, which only you can choose"
     trainer_class: ClassVar[str] = "rollouts"
@@ -276,13 +278,6 @@ class GenerativeObjective(Objective[OptionsT]):
         rewards = self.rewards(texts, batch["reward_rows"], batch["input_ids"].device)
         scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
-
-    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
-        """One, and the scores, (N, 4)."""
-        return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in _SCORES)], axis=1)
-
-    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(_SCORES)}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return -scores["reward"]
