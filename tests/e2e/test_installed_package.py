@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +12,7 @@ import pytest
 
 from tests.support.project import ROOT, Project, copy_project, item
 
-PAGE = (ROOT / "docs/objectives.md").read_text(encoding="utf-8")
-OBJECTIVE = "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+OBJECTIVE = (ROOT / "tests/support/new_objectives/reversal.py").read_text(encoding="utf-8")
 LOSS = """\
 from trainer.losses import cross_entropy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -59,30 +60,41 @@ def changed(project) -> str:
 
 
 def test_one_file_and_one_recipe_are_enough(project) -> None:
+    tones = {"well done": "kind", "thank you": "kind", "not again": "angry", "go away": "angry"}
+    lines = [f"{text} {number},{tone}" for number in range(75) for text, tone in tones.items()]
+    (project.root / "data/tones.csv").write_text("\n".join(["text,tone", *lines, ""]))
     recipe = write_recipe(
         project,
-        "reversal",
+        "tone",
         {
+            "data/sentences.csv": "data/tones.csv",
             "objective: {name: causal_lm, text_column: text}": SECTION,
             "max_steps: 20": "max_steps: 60",
-            "eval_steps: 10": "eval_steps: 60\n  best_metric: token_accuracy",
+            "eval_steps: 10": "eval_steps: 60\n  best_metric: accuracy",
         },
     )
-    (project.root / "trainer/objectives/reversal.py").write_text(OBJECTIVE)
+    (project.root / "trainer/objectives/tone.py").write_text(OBJECTIVE)
     project.edit("recipes.yaml", item("tiny"), f"{item('tiny')}  {LINE}\n")
     commit(project)
 
     assert project.run(*CHECK, recipe) == f"check: {recipe} is sound\n"
     project.stages(recipe)
     project.run("python", "-m", "tasks", "report", recipe)
-    new = ("python", "-m", "tasks", "new", "more", "--data", "data/sentences.csv", "--model", "new", "--yes")
-    assert "reversal has no `advice`, from which" in project.run(*new, "--objective", "reversal", ok=False)
+    new = ("python", "-m", "tasks", "new", "more", "--data", "data/tones.csv", "--model", "new", "--yes")
+    assert "tone has no `advice`, from which" in project.run(*new, "--objective", "tone", ok=False)
 
-    report = json.loads((project.root / "runs/reversal/evaluation/metrics.json").read_text())
-    assert report["model"]["loss"] < 0.8 * report["untrained"]["loss"]
-    assert json.loads((project.root / "runs/reversal/release/receipt.json").read_text())["status"] == "published"
+    report = json.loads((project.root / "runs/tone/evaluation/metrics.json").read_text())
+    assert report["model"]["accuracy"] > report["untrained"]["accuracy"]
+    assert json.loads((project.root / "runs/tone/release/receipt.json").read_text())["status"] == "published"
     assert "nll" in project.run("python", "-m", "tasks", "trace", recipe, "--row", "3")
     assert changed(project) == ""
+
+
+def test_objective_of_the_page_has_at_most_ten_members() -> None:
+    """Options apart, it says no more than its columns are called."""
+    (tone,) = (node for node in ast.parse(OBJECTIVE).body if isinstance(node, ast.ClassDef) and node.name == "Tone")
+    members = [node for node in tone.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef)]
+    assert 0 < len(members) <= 10
 
 
 WORDS = {"food": ["bread", "soup", "tea"], "travel": ["train", "road"], "weather": ["rain", "snow", "wind"]}
