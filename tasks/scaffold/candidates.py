@@ -66,44 +66,76 @@ def find_lead(sample: RowSample, prompt: str, read: Collection[str]) -> list[str
 
 def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names, beside those that are `chosen` for others, by flag."""
-    taken = {name for own in chosen.values() for name in columns_in(own, sample)}
-    columns = [c for c in sample.columns.values() if c.name not in taken]
     if flag in NESTED:
         return _find_nested(flag, sample.columns)
+    columns = _columns_beside(chosen, sample)
     match flag:
         case "text":
             found = _find_texts(sample, columns)
         case "labels":
             found = _find_label_sets(sample, columns)
         case "label":
-            has_text = not chosen.keys().isdisjoint({"text", "context"})
-            texts = [] if has_text else find_candidates("text", sample, chosen)
-            alone = texts if len(texts) == 1 else []  # the only one that can be the text
-            found = [c for c in columns if c not in alone and (c.is_target or _names_choices(c, sample))]
+            found = _find_labels(sample, columns, chosen)
         case "score":
-            found = [c for c in columns if c.says_numbers and not c.is_id]
-            grades = [c for c in found if "prompt" in chosen and c.name.lower() in RELEVANCE]
-            found = grades or found  # of a document for a query; beside them may be scores of a search
-        case "rejected" if negatives := _find_negatives(sample.columns):
-            found = negatives
+            found = _find_scores(columns, chosen)
         case "liked":
             found = feedback_columns(sample.columns)
+        case "rejected":
+            found = _find_negatives(sample.columns) or _find_parts(flag, sample, chosen)
         case _:
             found = _find_parts(flag, sample, chosen)
     return found
 
 
+def _columns_beside(chosen: Mapping[str, str], sample: RowSample) -> list[SampledColumn]:
+    taken = {name for own in chosen.values() for name in columns_in(own, sample)}
+    return [c for c in sample.columns.values() if c.name not in taken]
+
+
+def _find_labels(sample: RowSample, columns: Sequence[SampledColumn], chosen: Mapping[str, str]) -> list[SampledColumn]:
+    """Return the columns of one label; without a text that is chosen, none that is the only one that can be the text."""
+    has_text = not chosen.keys().isdisjoint({"text", "context"})
+    texts = [] if has_text else find_candidates("text", sample, chosen)
+    alone = texts if len(texts) == 1 else []
+    return [c for c in columns if c not in alone and (c.is_target or _names_choices(c, sample))]
+
+
+def _find_scores(columns: Sequence[SampledColumn], chosen: Mapping[str, str]) -> list[SampledColumn]:
+    """Return the columns of numbers; of a document for a query, its grade: beside it may be scores of a search."""
+    found = [c for c in columns if c.says_numbers and not c.is_id]
+    grades = [c for c in found if c.name.lower() in RELEVANCE] if "prompt" in chosen else []
+    return grades or found
+
+
 def _find_texts(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     """Return the columns with texts that are neither labels nor names, longest texts first."""
     usual = find_usual_columns(sample, "text")
-    said = [c for c in usual if c.has_spaces]  # such as: open notes.txt
-    texts = [c for c in columns if c in said or not c.is_place_or_time]
-    texts = [c for c in texts if c.kind == "text" or (c in usual and c.is_numeric and c.can_be_text)]
-    texts = [c for c in texts if not (c.is_id and c.names_rows)]
-    unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
-    found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
-    found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
+    texts = [c for c in columns if _may_be_text(c, usual)]
+    tests = (_is_text_alone, lambda c: not c.is_label, _may_be_text_by_name)
+    found = next(filter(None, ([*filter(test, texts)] for test in tests)), [])
     return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+
+
+def _may_be_text(column: SampledColumn, usual: Sequence[SampledColumn]) -> bool:
+    """Whether a column holds texts, or numbers under a usual name of texts, and does not only say which row it is."""
+    is_said = column.has_spaces and column in usual  # such as: open notes.txt
+    if column.is_place_or_time and not is_said:
+        return False
+    is_number_read_as_text = column.is_numeric and column.can_be_text and column in usual
+    is_text = column.kind == "text" or is_number_read_as_text
+    return is_text and not (column.is_id and column.names_rows)
+
+
+def _is_text_alone(column: SampledColumn) -> bool:
+    """Whether a column of texts can be neither labels nor names."""
+    is_named_label = column.name.lower() in USUAL_NAMES["label"]
+    may_be_label = column.is_label and (is_named_label or not column.has_spaces)
+    return not column.is_id and not may_be_label
+
+
+def _may_be_text_by_name(column: SampledColumn) -> bool:
+    """Whether a column holds texts of several words, or has no usual name of labels."""
+    return column.has_spaces or column.name.lower() not in USUAL_NAMES["label"]
 
 
 def _find_label_sets(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
@@ -119,18 +151,32 @@ def _find_label_sets(sample: RowSample, columns: Sequence[SampledColumn]) -> lis
 def _find_parts(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns with a part of a row, such as a prompt: those with a usual name, or else all that hold texts."""
     kinds: set[Kind] = {"text"}
-    kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
+    if any(flag in advice.conversations for advice in proposable_objectives().values()):
+        kinds.add("messages")
     usual = [c for c in find_usual_columns(sample, flag) if c.kind != "empty"]
-    by_name = [c for c in usual if c.kind in kinds or c.can_be_text or c.is_numeric]
-    if flag == "context" and not by_name:  # choices that answer a question
-        by_name = [
-            c for c in find_usual_columns(sample, "question") if c.kind == "text" and c.name not in chosen.values()
-        ]
-    other = {c.name for own in ("chosen", "rejected") if own != flag for c in find_usual_columns(sample, own)}
-    found = [c for c in sample.columns.values() if c.kind in kinds and not (c.is_incidental or c.not_numbers)]
-    found = [c for c in found if c.name not in other]
-    is_unread = flag == "completion" and bool(usual)  # an answer that is a record, say: another text is none
-    return by_name or ([] if is_unread else found)
+    by_name = [c for c in usual if _can_be_part(c, kinds)]
+    if by_name or (flag == "completion" and usual):  # an answer that is a record, say: another text is none
+        return by_name
+    questions = _find_questions(sample, chosen) if flag == "context" else []
+    return questions or _find_other_texts(flag, sample, kinds)
+
+
+def _can_be_part(column: SampledColumn, kinds: Collection[Kind]) -> bool:
+    return column.kind in kinds or column.can_be_text or column.is_numeric
+
+
+def _find_questions(sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
+    """Return the columns of questions that choices may answer."""
+    usual = find_usual_columns(sample, "question")
+    return [c for c in usual if c.kind == "text" and c.name not in chosen.values()]
+
+
+def _find_other_texts(flag: str, sample: RowSample, kinds: Collection[Kind]) -> list[SampledColumn]:
+    """Return the columns that hold texts, beside those with a usual name of the better or the worse answer."""
+    named = [own for own in ("chosen", "rejected") if own != flag]
+    other = {c.name for own in named for c in find_usual_columns(sample, own)}
+    found = [c for c in sample.columns.values() if c.kind in kinds and c.name not in other]
+    return [c for c in found if not (c.is_incidental or c.not_numbers)]
 
 
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
@@ -139,13 +185,17 @@ def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> boo
     return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
 
 
+def _find_choices(columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
+    lists = [*filter(are_texts, columns_named(columns, USUAL_NAMES["choices"]))]
+    numbered = [c for name, c in columns.items() if _NUMBERED_CHOICE.fullmatch(name.lower())]
+    numbered = [c for c in numbered if c.kind in ("text", "empty")]
+    return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
+
+
 def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
     """Return the columns that a flag may name; of columns with a choice each, one whose name is a template of them."""
     if flag == "choices":
-        lists = [*filter(are_texts, columns_named(columns, USUAL_NAMES[flag]))]
-        numbered = [c for name, c in columns.items() if _NUMBERED_CHOICE.fullmatch(name.lower())]
-        numbered = [c for c in numbered if c.kind in ("text", "empty")]
-        return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
+        return _find_choices(columns)
     if flag == "answers":
         hold = [c for c in columns.values() if any(map(looks_like_answers, c.filled))]
         return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]

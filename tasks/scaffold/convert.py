@@ -14,7 +14,7 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,17 +62,44 @@ def convert_files(
     if len(patterns) == 1 and Path(patterns[0]).is_dir():
         _write_texts_of_classes(Path(patterns[0]), to)
         return
-    matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
-    if missing := [pattern for pattern, names in matching.items() if not names]:
-        raise DataError(missing[0], "there is no such file", "check the path")
-    paths = [Path(name) for pattern in patterns for name in matching[pattern]]
+    paths = _list_files(patterns)
     is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
+    copied = _suffix_of_copies(paths, to, copying)
+    targets = _name_targets(paths, patterns, to, ".csv" if is_book else copied or ".jsonl")
+    if is_book:
+        for path, target in zip(paths, targets, strict=True):
+            _write_sheet(path, target, sheet)
+    elif copied:
+        for path, target in zip(paths, targets, strict=True):
+            copy_file(path, target, copying)
+    else:
+        form = _find_form(paths, names)
+        if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
+            raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
+
+
+def _list_files(patterns: Sequence[str]) -> list[Path]:
+    paths = list[Path]()
+    for pattern in patterns:
+        names = list_matching_files(pattern, Path())
+        if not names:
+            raise DataError(pattern, "there is no such file", "check the path")
+        paths += map(Path, names)
+    return paths
+
+
+def _suffix_of_copies(paths: Sequence[Path], to: Path, copying: CopyOptions) -> str:
+    """Return the suffix of files that are copied; empty if their rows are to have another form."""
     copied = {copied_suffix(path, to, copying) for path in paths}
     if len(copied) > 1:
         raise DataError(
             ", ".join(map(str, paths)), "are of several formats", "convert those of each format by themselves"
         )
-    suffix = ".csv" if is_book else copied.pop() or ".jsonl"
+    return copied.pop()
+
+
+def _name_targets(paths: Sequence[Path], patterns: Sequence[str], to: Path, suffix: str) -> list[Path]:
+    """Return the new file for each file; RecipeError if one exists, or cannot hold what is to be written."""
     is_one = len(patterns) == 1 and Path(patterns[0]).is_file()
     targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]
     for target, count in Counter(targets).items():
@@ -82,41 +109,40 @@ def convert_files(
         if target.suffix != suffix:
             fix = f"name it {target.with_suffix(suffix)}"
             raise RecipeError(str(target), f"would not say what is in it: {suffix[1:].upper()}", fix)
-    if is_book:
-        for path, target in zip(paths, targets, strict=True):
-            _write_sheet(path, target, sheet)
-    elif all(copied_suffix(path, to, copying) for path in paths):
-        for path, target in zip(paths, targets, strict=True):
-            copy_file(path, target, copying)
-    else:
-        form = _find_form(paths, names)
-        if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
-            raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
+    return targets
 
 
 def _write_texts_of_classes(folder: Path, to: Path) -> None:
     """Write a row for each text in the folders of a folder, with the name of its folder as label."""
-    found = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
-    unlabelled = Counter(path.parent.name for path in found if names_unlabelled(path.parent.name))
-    paths = [path for path in found if path.parent.name not in unlabelled]
-    if not paths:
-        raise DataError(str(folder), "has no folders with texts (.txt), one for each class", "name files, or a glob")
+    paths, unlabelled = _find_texts_of_classes(folder)
     if to.exists() or to.suffix != ".jsonl":
         what = "exists" if to.exists() else "would not say what is in it: JSONL"
         raise RecipeError(str(to), what, f"name another file, such as {to.with_suffix('.jsonl')}")
-
-    def rows() -> Iterator[Row]:
-        return ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
-
     with new_file(to) as partial:
-        write_text_atomically(partial, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows()))
+        with partial.open("w", encoding="utf-8") as file:
+            for row in _texts_with_labels(paths):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
         written = [json.loads(line) for line in partial.read_text(encoding="utf-8").split("\n") if line]
-        compare(folder, written, rows())
+        compare(folder, written, _texts_with_labels(paths))
     classes = Counter(row["label"] for row in written)
     print(f"wrote the texts of {', '.join(f'{name} ({count:,})' for name, count in classes.items())} into {to}")
     print(f"  compared row by row: {len(written):,} rows, 0 values changed")
     for name, count in unlabelled.items():
         print(f"  left out: {count:,} texts of {folder / name}, which is no class")
+
+
+def _find_texts_of_classes(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Return the files of the texts that have a class, and the folders of others, with the number of their texts."""
+    found = sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+    unlabelled = Counter(path.parent.name for path in found if names_unlabelled(path.parent.name))
+    paths = [path for path in found if path.parent.name not in unlabelled]
+    if not paths:
+        raise DataError(str(folder), "has no folders with texts (.txt), one for each class", "name files, or a glob")
+    return paths, unlabelled
+
+
+def _texts_with_labels(paths: Sequence[Path]) -> Iterator[Row]:
+    return ({"text": text, "label": path.parent.name} for path in paths for text in _read_text(path))
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -137,33 +163,55 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
 
 def _write_converted(path: Path, to: Path, form: RowForm) -> int:
     """Return how many rows were written; without any there is no file."""
-    lines, left_out, changed, number = list[str](), Counter[str](), Counter[str](), 0
-    assert form.convert is not None
-    for number, (row, texts) in enumerate(_rows(path), start=1):
+    found = _ConvertedRows(form, path)
+    for row, texts in _rows(path):
+        found.add(row, texts)
+    if found.lines:
+        write_text_atomically(to, "\n".join(found.lines) + "\n")
+    print(f"column `{form.column}` {form.what}: wrote {form.becomes} into {to}")
+    print(f"  {found.number:,} rows became {len(found.lines):,}; {found.left_out.total():,} could not be converted")
+    which = "".join(f"; `{name}` in {count:,} rows" for name, count in found.changed.items())
+    print(f"  compared row by row: {found.changed.total():,} values of other columns changed{which}")
+    return len(found.lines)
+
+
+class _ConvertedRows:
+    """What the rows of a file become, as JSON, and which of their values have changed on the way."""
+
+    def __init__(self, form: RowForm, path: Path) -> None:
+        self._form, self._path = form, path
+        self.lines = list[str]()
+        self.number = 0
+        self.left_out = Counter[str]()
+        """Rows that could not be converted, by the reason."""
+        self.changed = Counter[str]()
+        """Values of columns that should not change, by the column."""
+
+    def add(self, row: Row, texts: Row) -> None:
+        """Convert the next row; `texts` are its numbers with decimals as they are written."""
+        form = self._form
+        assert form.convert is not None
+        self.number += 1
         try:
             new = form.convert(row, form.column, form.found)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            left_out[str(error)] += 1
-            if left_out[str(error)] == 1:
-                print(f"  left out: row {number} of {path}: {error}")
-            continue
+            self._leave_out(str(error))
+            return
         written = {name: text for name, text in texts.items() if name != form.column}
-        kept = (one | {name: written[name] for name in one.keys() & written.keys()} for one in new)
-        before = {**row, **texts}
-        for line in [json.dumps(one, ensure_ascii=False, default=str) for one in kept]:
-            lines.append(line)
-            after = json.loads(line)
-            names = (row.keys() & after.keys()) - form.changed_columns
-            changed.update(
-                name for name in names if after[name] != before[name] and str(after[name]) != str(before[name])
-            )
-    if lines:
-        write_text_atomically(to, "\n".join(lines) + "\n")
-    print(f"column `{form.column}` {form.what}: wrote {form.becomes} into {to}")
-    print(f"  {number:,} rows became {len(lines):,}; {left_out.total():,} could not be converted")
-    which = "".join(f"; `{name}` in {count:,} rows" for name, count in changed.items())
-    print(f"  compared row by row: {changed.total():,} values of other columns changed{which}")
-    return len(lines)
+        for one in new:
+            kept = one | {name: written[name] for name in one.keys() & written.keys()}
+            self.lines.append(json.dumps(kept, ensure_ascii=False, default=str))
+            self._compare({**row, **texts}, row.keys(), json.loads(self.lines[-1]))
+
+    def _leave_out(self, reason: str) -> None:
+        self.left_out[reason] += 1
+        if self.left_out[reason] == 1:
+            print(f"  left out: row {self.number} of {self._path}: {reason}")
+
+    def _compare(self, before: Row, names: Collection[str], after: Row) -> None:
+        for name in {*names} & after.keys() - self._form.changed_columns:
+            if after[name] != before[name] and str(after[name]) != str(before[name]):
+                self.changed[name] += 1
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, Row]]:
@@ -229,6 +277,28 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
 
 
 def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
+    values, formulas = _open_book(path)
+    sheets = [one.title for one in values.worksheets]
+    name = sheet or sheets[0]
+    if name not in sheets:
+        raise RecipeError("--sheet", f"{path} has no sheet {name!a}", f"name one of {', '.join(sheets)}")
+    _check_sheet(path, values[name], formulas[name])
+    columns = [[_as_written(cell) for cell in column] for column in values[name].iter_cols()]
+    rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
+    if not rows:
+        raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+    with new_file(to) as partial:
+        partial.write_text(text.getvalue(), encoding="utf-8", newline="")
+        with open_table(partial, str(to), is_quoted=True) as (_, written):
+            compare(path, (cells for _, cells in written), map(list, rows))
+    others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
+    print(f"wrote the {len(rows):,} lines of sheet {name} into {to}, and compared them: 0 values changed{others}")
+
+
+def _open_book(path: Path) -> tuple[Any, Any]:
+    """Open a workbook twice: with the values of its cells, and with their formulas."""
     import openpyxl
 
     try:
@@ -239,33 +309,23 @@ def _write_cells(path: Path, to: Path, sheet: str | None) -> None:
     except Exception as error:  # openpyxl says in many ways that a part is missing or broken
         what = f"cannot be read as a workbook: {error}"
         raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
-    sheets = [one.title for one in values.worksheets]
-    name = sheet or sheets[0]
-    if name not in sheets:
-        raise RecipeError("--sheet", f"{path} has no sheet {name!a}", f"name one of {', '.join(sheets)}")
-    if values[name].max_column > _MAX_BOOK_COLUMNS:
+    return values, formulas
+
+
+def _check_sheet(path: Path, values: Any, formulas: Any) -> None:
+    """Refuse a sheet with too many columns, or with formulas without a value, and say which cells have errors."""
+    name = values.title
+    if values.max_column > _MAX_BOOK_COLUMNS:
         what = f"its sheet {name!a} has more than {_MAX_BOOK_COLUMNS} columns, which Excel does not have"
         raise DataError(str(path), what, "save it again with Excel or LibreOffice")
-    for cell in itertools.chain.from_iterable(formulas[name].iter_rows()):
-        if cell.value is not None and values[name][cell.coordinate].value is None:
+    for cell in itertools.chain.from_iterable(formulas.iter_rows()):
+        if cell.value is not None and values[cell.coordinate].value is None:
             what = f"{name}!{cell.coordinate} has a formula without its value"
             raise DataError(str(path), what, "save it again with Excel or LibreOffice, which compute values")
-    errors = [cell for cell in itertools.chain.from_iterable(values[name].iter_rows()) if cell.data_type == "e"]
+    errors = [cell for cell in itertools.chain.from_iterable(values.iter_rows()) if cell.data_type == "e"]
     if errors:
         where = f"{name}!{errors[0].coordinate} ({errors[0].value})"
         print(f"  left empty: {len(errors):,} cells with an error of Excel, the first one {where}")
-    columns = [[_as_written(cell) for cell in column] for column in values[name].iter_cols()]
-    rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
-    if not rows:
-        raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
-    with new_file(to) as partial:
-        write_text_atomically(partial, text.getvalue())
-        with open_table(partial, str(to), is_quoted=True) as (_, written):
-            compare(path, (cells for _, cells in written), map(list, rows))
-    others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
-    print(f"wrote the {len(rows):,} lines of sheet {name} into {to}, and compared them: 0 values changed{others}")
 
 
 def _check_unpacked_size(path: Path) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -96,37 +96,54 @@ def _copy_table(path: Path, to: Path, header: Sequence[str], quotes: str) -> Non
     """
     if quotes and quotes not in get_args(Quotes):
         raise RecipeError("--quotes", f"is {quotes!a}", f"write {' or '.join(get_args(Quotes))}")
-    name, rows = str(path), 0
+    name = str(path)
     with translate_read_errors(path, name):
         is_quoted = quotes == "around-cells" if quotes else has_quoted_cells(path, name, has_header=not header)
-
-        def records() -> Iterator[list[str]]:
-            with open_table(path, name, is_quoted=is_quoted) as (_, found):
-                yield from (cells for _, cells in found)
-
-        first = next(records(), [])
+        table = _Table(path, is_quoted)
+        first = next(table.records(), [])
         refuse_separator_line(first, f"{name}:1")
-        width = len(first)
-        if header and len(header) != width:
-            raise DataError("--header", f"names {len(header)} columns, and {name} has {width}", "name each column")
-
-        def wanted() -> Iterator[list[str]]:
-            found = records()
-            first = list(header) or [one if one.strip() else f"column{i}" for i, one in enumerate(next(found), start=1)]
-            yield from chain([first], found)
-
+        if header and len(header) != len(first):
+            raise DataError("--header", f"names {len(header)} columns, and {name} has {len(first)}", "name each column")
         with new_file(to) as partial:
-            with partial.open("w", encoding="utf-8", newline="") as file:
-                writer, first_long = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL), ""
-                for rows, cells in enumerate(wanted()):
-                    writer.writerow(cells)
-                    if any("\n" in cell or "\r" in cell for cell in cells):
-                        first_long = first_long or f"row {rows} of {name}"
-            if first_long and width > 1 and not quotes:
-                refuse_quotes_of_both_kinds(path, name, first_long, has_header=not header)
+            rows, first_long = _write_records(partial, table.with_header(header))
+            if first_long is not None and len(first) > 1 and not quotes:
+                where = f"row {first_long} of {name}"
+                refuse_quotes_of_both_kinds(path, name, where, has_header=not header)
             with open_table(partial, str(to), is_quoted=True) as (_, written):
-                compare(path, (cells for _, cells in written), wanted())
+                compare(path, (cells for _, cells in written), table.with_header(header))
     _say(path, to, f"{rows:,} rows")
+
+
+class _Table(NamedTuple):
+    """A table that is copied."""
+
+    path: Path
+    is_quoted: bool
+
+    def records(self) -> Iterator[list[str]]:
+        with open_table(self.path, str(self.path), is_quoted=self.is_quoted) as (_, found):
+            yield from (cells for _, cells in found)
+
+    def with_header(self, header: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the records behind a new header, or with a name for each column that has none."""
+        found = self.records()
+        if header:
+            yield list(header)
+        else:
+            yield [one if one.strip() else f"column{i}" for i, one in enumerate(next(found), start=1)]
+        yield from found
+
+
+def _write_records(path: Path, records: Iterable[list[str]]) -> tuple[int, int | None]:
+    """Write the header and the rows of a table, and return the number of rows, and which one is the first that holds a line end."""
+    rows, first_long = 0, None
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for rows, cells in enumerate(records):
+            writer.writerow(cells)
+            if first_long is None and any("\n" in cell or "\r" in cell for cell in cells):
+                first_long = rows
+    return rows, first_long
 
 
 def _copy_text(path: Path, to: Path, encoding: str) -> None:

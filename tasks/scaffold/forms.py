@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -49,15 +49,15 @@ class RowForm(NamedTuple):
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
     decides: str = ""
     """The flag that such a column decides about in each row, so that no other column can be named for all rows."""
-    also_written: str = ""
-    """The other column, if there is one, whose values are others in the converted rows."""
+    changes: Callable[[Any], Collection[str]] = lambda _: ()
+    """Returns the other columns whose values are others in the converted rows, by what `find` has returned."""
     column: str = ""
     found: Any = None
 
     @property
     def changed_columns(self) -> set[str]:
         """The columns whose values are others in the converted rows."""
-        return {self.column, self.also_written, *getattr(self.found, "changed", ())}
+        return {self.column, *self.changes(self.found)}
 
     def error(self, patterns: Mapping[str, str], instead: str = "") -> DataError:
         """Return the error with the command that converts the files of each split; `instead` says what else can be done."""
@@ -165,13 +165,17 @@ def _with_turns_before(row: Row, name: str, _: Any) -> list[NewRow]:
     """Return a row with one conversation: what the system says, the turns before, the prompt with what it is about, and the answer."""
     columns = columns_of_rows([row])
     prompt, answer = (own.name for own in _pair(columns))
-    about, system = ([own.name for own in columns_named(columns, usual)] for usual in (CONTEXT, SYSTEM))
-    asked = [prompt, *(one for one in about if one != prompt)]
-    said = [str(row[one]) for one in asked if str(row.get(one) or "").strip()]
-    messages = [{"role": "system", "content": row[one]} for one in system[:1] if str(row[one] or "").strip()]
-    for turn in [*(row.get(name) or ()), ["\n\n".join(said), row[answer]]]:
+    asked = [prompt, *(own.name for own in columns_named(columns, CONTEXT) if own.name != prompt)]
+    question = "\n\n".join(str(row[name]) for name in asked if _is_filled(row, name))
+    system = [own.name for own in columns_named(columns, SYSTEM)[:1]]
+    messages = [{"role": "system", "content": row[name]} for name in system if _is_filled(row, name)]
+    for turn in [*(row.get(name) or ()), [question, row[answer]]]:
         messages += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
-    return [_without(row, name, *asked, answer, *system[:1]) | {"messages": messages}]
+    return [_without(row, name, *asked, answer, *system) | {"messages": messages}]
+
+
+def _is_filled(row: Row, name: str) -> bool:
+    return bool(str(row.get(name) or "").strip())
 
 
 def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
@@ -196,7 +200,7 @@ def _rated_messages(column: SampledColumn, columns: Columns) -> str:
 
 
 class _Messages(NamedTuple):
-    changed: Sequence[str]
+    columns: Sequence[str]
     """All columns with one message in each row."""
     prompt: str = ""
     """The column with the messages before them, if they are answers to compare; empty if that is called `prompt`."""
@@ -220,7 +224,7 @@ def _looks_like_message(value: Any) -> bool:
 
 
 def _with_lists_of_messages(row: Row, _: str, found: _Messages) -> list[NewRow]:
-    lists = {name: [row[name]] for name in found.changed if row.get(name) is not None}
+    lists = {name: [row[name]] for name in found.columns if row.get(name) is not None}
     prompt = {"prompt": row.get(found.prompt)} if found.prompt else {}
     return [_without(row, found.prompt) | prompt | lists]
 
@@ -255,28 +259,26 @@ def _winner(column: SampledColumn, columns: Columns) -> _Winner | None:
     if column.kind not in ("text", "integer") or not _JUDGED.fullmatch(column.name.lower()):
         return None
     said = {str(value).strip().lower() for value in column.filled}
-    found = [
-        (columns[first].mean_characters, _Winner(first, second, _names_of_answers(first, second)))
-        for first, second in _pairs_of_answers(columns)
-    ]
-    fitting = [
-        (size, own)
-        for size, own in found
-        if said <= own.values.keys() and {0, 1} <= {own.values[value] for value in said}
-    ]
-    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+    def is_said(own: _Winner) -> bool:
+        return said <= own.values.keys() and {0, 1} <= {own.values[value] for value in said}
+
+    return _longest_answers(columns, is_said)
 
 
 def _winner_by_number(column: SampledColumn, columns: Columns) -> _Winner | None:
     """Return the two answers for a column of two numbers, or of true and false, of which nothing says which answer they mean."""
     is_called_so = _JUDGED.fullmatch(column.name.lower()) or column.name.lower() in ("label", "labels")
-    if not is_called_so or column.kind not in ("integer", "boolean") or column.distinct != 2:
+    is_number = column.kind in ("integer", "boolean") and column.distinct == 2
+    if not (is_called_so and is_number) or _winner(column, columns):
         return None
-    return max(
-        (_Winner(*pair, {}) for pair in _pairs_of_answers(columns)),
-        key=lambda pair: columns[pair.first].mean_characters,
-        default=None,
-    )
+    return _longest_answers(columns, lambda _: True)
+
+
+def _longest_answers(columns: Columns, fits: Callable[[_Winner], bool]) -> _Winner | None:
+    """Return the longest two answers that fit."""
+    pairs = (_Winner(*pair, _names_of_answers(*pair)) for pair in _pairs_of_answers(columns))
+    return max(filter(fits, pairs), key=lambda pair: columns[pair.first].mean_characters, default=None)
 
 
 def _pairs_of_answers(columns: Columns) -> Iterator[tuple[str, str]]:
@@ -431,22 +433,28 @@ class _Tags(NamedTuple):
 
 def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
     lists = [own for own in columns.values() if column.kind == "list" and _holds(own, _is_name)]
+    words = _column_of_words(lists)
+    if words is None:
+        return None
+    tagged = [own for own in lists if own is not words and _is_aligned(words, own)]
+    if not tagged or column is not min(tagged, key=lambda own: "ner" not in own.name.lower()):
+        return None
+    return _Tags(words.name, [own.name for own in tagged], frozenset(column.items))
+
+
+def _column_of_words(lists: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Return the column whose lists are the words of texts; None if there is none, or these are sentences."""
     of_texts = [own for own in lists if _holds(own, _is_text)]
     if not of_texts:
         return None
     words = max(of_texts, key=lambda own: (own.name.lower() in _WORDS, not _holds(own, _is_tag), len({*own.items})))
-    if not most(lambda word: " " not in word.strip(), words.items):
-        return None  # these are sentences
+    return words if most(lambda word: " " not in word.strip(), words.items) else None
 
-    def is_aligned(own: SampledColumn) -> bool:
-        return most(
-            lambda pair: len(pair[0] or ()) == len(pair[1] or ()), [*zip(words.values, own.values, strict=True)]
-        )
 
-    tagged = [own for own in lists if own is not words and is_aligned(own)]
-    if not tagged or column is not min(tagged, key=lambda own: "ner" not in own.name.lower()):
-        return None
-    return _Tags(words.name, [own.name for own in tagged], frozenset(column.items))
+def _is_aligned(words: SampledColumn, tags: SampledColumn) -> bool:
+    """Whether each list of words has as many tags."""
+    pairs = [*zip(words.values, tags.values, strict=True)]
+    return most(lambda pair: len(pair[0] or ()) == len(pair[1] or ()), pairs)
 
 
 @cache
@@ -460,25 +468,35 @@ def _scheme(tags: frozenset[str]) -> tuple[frozenset[str], re.Pattern[str]]:
 
 def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
     """Return a row with the text of its words, and the spans that their tags mark, or runs of the same tag."""
-    words, own, names = row.get(found.words), row.get(name), dict(enumerate(found.names))
+    words, own = row.get(found.words), row.get(name)
     if not words or not own or len(words) != len(own):
         raise ValueError(f"`{found.words}` and `{name}` are not equally many")
+    names = dict(enumerate(found.names))
     tags = [names.get(tag) if isinstance(tag, int) else str(tag) for tag in own]
     if None in tags:
         raise ValueError(f"the tag {own[tags.index(None)]} has no name")
     used = frozenset(str(names.get(tag, tag)) for tag in found.used)
+    spans = _spans_of_tags(words, [*map(str, tags)], used)
+    return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
+
+
+def _spans_of_tags(words: Sequence[str], tags: Sequence[str], used: frozenset[str]) -> list[NewRow]:
+    """Return the spans that tags mark in the words of a text, with spaces between them; `used` are the tags of all texts."""
     outside, form = _scheme(used)
     spans, start, before = list[NewRow](), 0, ""
-    for word, tag in zip(words, map(str, tags), strict=True):
+    for word, tag in zip(words, tags, strict=True):
         end, match = start + len(word), form.fullmatch(tag)
         mark, label = match.groups() if match else ("I" if outside & used else "S", tag)
-        if tag not in outside and mark.upper() in "IEL" and before == label:
-            spans[-1]["end"] = end
-        elif tag not in outside:
-            spans.append({"label": label, "start": start, "end": end})
-        before = label if tag not in outside and mark.upper() in "BI" else ""
+        if tag in outside:
+            before = ""
+        else:
+            if mark.upper() in "IEL" and before == label:
+                spans[-1]["end"] = end
+            else:
+                spans.append({"label": label, "start": start, "end": end})
+            before = label if mark.upper() in "BI" else ""
         start = end + 1
-    return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
+    return spans
 
 
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
@@ -559,7 +577,7 @@ FORMS: Final = (
         "the labels {found!r} and 'not {found}'",
         _answered_label,
         _with_answer,
-        also_written="label",
+        changes=lambda _: ("label",),
     ),
     _Other(
         "says which rows were rejected or ignored",
@@ -591,7 +609,7 @@ FORMS: Final = (
     RowForm(
         "seems to say by a number which of `{found.first}` and `{found.second}` is better",
         "write the better one as `chosen` and the other one as `rejected`, and remove this column",
-        lambda c, columns: None if _winner(c, columns) else _winner_by_number(c, columns),
+        _winner_by_number,
         decides="chosen",
     ),
     _Other(
@@ -599,6 +617,7 @@ FORMS: Final = (
         "lists of them",
         _single_messages,
         _with_lists_of_messages,
+        changes=lambda found: found.columns,
     ),
     RowForm(
         "holds records with {found}",

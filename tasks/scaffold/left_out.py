@@ -49,17 +49,26 @@ def confirm_what_is_left_out(
     Raises:
         RecipeError: nobody is there to ask, or does not want it; it names the flags that say so.
     """
-    unread = [c for c in sample.columns.values() if c.filled and c.name not in read and not c.is_incidental]
+    unread = [c for c in _unread(sample, read) if not c.is_incidental]
     guessed = {flag: own for flag, own in chosen.items() if flag not in request.columns}
-    if (name := guessed.get("label")) in sample.columns:
-        _confirm_classes(sample.columns[name], request)
-    if (name := guessed.get("text")) in sample.columns and "text-pair" in advice.columns.keys() - chosen.keys():
-        _confirm_one_text(sample.columns[name], unread, request)
+    label, text = (sample.columns.get(guessed[flag]) if flag in guessed else None for flag in ("label", "text"))
+    if label:
+        _confirm_classes(label, request)
+    if text and "text-pair" in advice.columns.keys() - chosen.keys():
+        _confirm_one_text(text, unread, request)
     if advice.reads_prompts:
         _confirm_nothing_is_lost(advice, chosen, request, sample, read)
     elif "prompt" in guessed and "score" not in chosen:
-        about = columns_named({c.name: c for c in unread}, CONTEXT)
+        about = columns_named(_by_name(unread), CONTEXT)
         _confirm_prompt(guessed["prompt"], about, request, reads_several="prompt" in advice.templates)
+
+
+def _unread(sample: RowSample, read: Collection[str]) -> list[SampledColumn]:
+    return [c for c in sample.columns.values() if c.filled and c.name not in read]
+
+
+def _by_name(columns: Sequence[SampledColumn]) -> dict[str, SampledColumn]:
+    return {column.name: column for column in columns}
 
 
 def _confirm_classes(column: SampledColumn, request: NewRecipeRequest) -> None:
@@ -93,22 +102,35 @@ def _confirm_nothing_is_lost(
     flag = next(name for name in ("prompt", "messages", "completion", "chosen") if name in chosen)
     if flag in request.columns:
         return
-    unread = [c for c in sample.columns.values() if c.filled and c.name not in read]
-    for column in unread:
-        if column.holds_pictures:
-            what = f"`{column.name}` holds pictures or sound, which no objective reads"
-            fix = "write what they show or say into a column of text"
-            fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(chosen[flag])}{see_limits('objective')}"
-            request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
-    unread = [c for c in unread if not (c.holds_pictures or _is_said_elsewhere(c.name, read, sample))]
-    named = columns_named({c.name: c for c in unread}, MEANT_FOR_PROMPTS)
-    is_meant = {c.name for c in unread if c.holds_texts and not (c.is_incidental or c.is_label or c.names_rows)}
-    texts = [c for c in unread if c not in named and c.name in is_meant]
-    answers = columns_named({c.name: c for c in texts}, USUAL_NAMES["completion"]) if "completion" in chosen else []
+    unread = _unread(sample, read)
+    _confirm_without_pictures(unread, flag, chosen[flag], request)
+    named, texts = _may_belong_to_prompt([c for c in unread if not _is_said_elsewhere(c.name, read, sample)])
+    answers = columns_named(_by_name(texts), USUAL_NAMES["completion"]) if "completion" in chosen else []
     if "completion" not in request.columns:
         _confirm_answer(chosen.get("completion", ""), answers, request)
     about = [*named, *(c for c in texts if c not in answers)]
     _confirm_prompt(chosen[flag], about, request, reads_several=flag in advice.templates, flag=flag)
+
+
+def _may_belong_to_prompt(columns: Sequence[SampledColumn]) -> tuple[list[SampledColumn], list[SampledColumn]]:
+    """Return the columns that are called so, and others that hold texts; none that holds pictures."""
+    others = [c for c in columns if not c.holds_pictures]
+    named = columns_named(_by_name(others), MEANT_FOR_PROMPTS)
+    return named, [c for c in others if c not in named and _says_something(c)]
+
+
+def _confirm_without_pictures(unread: Sequence[SampledColumn], flag: str, read: str, request: NewRecipeRequest) -> None:
+    for column in unread:
+        if column.holds_pictures:
+            what = f"`{column.name}` holds pictures or sound, which no objective reads"
+            fix = "write what they show or say into a column of text"
+            fix += f"; or, to learn from the texts alone, add --{flag} {_as_argument(read)}{see_limits('objective')}"
+            request.confirm(f"Learn without `{column.name}`?", RecipeError(f"--{flag}", what, fix))
+
+
+def _says_something(column: SampledColumn) -> bool:
+    """Whether a column holds texts that are neither labels nor say which row it is."""
+    return column.holds_texts and not (column.is_incidental or column.is_label or column.names_rows)
 
 
 def _is_said_elsewhere(name: str, read: Collection[str], sample: RowSample) -> bool:

@@ -81,20 +81,24 @@ class SampledColumn:
     @cached_property
     def kind(self) -> Kind:
         """What all values are."""
-        if not self.filled:
-            return "empty"
         types = {type(value) for value in self.filled}
+        if not types:
+            return "empty"
         if types == {list}:
-            if any(self.filled) and most(looks_like_conversation, self.filled):
-                return "messages"
-            are_spans = all(isinstance(item, dict) and item.keys() >= _SPAN for item in self.items)
-            return "spans" if self.items and are_spans else "list"
+            return self._kind_of_lists
         if types == {str} and most(lambda value: value is not None, self.parsed):
             return "json"
         for kind, own in _TYPES.items():
             if types <= own:
                 return kind
         return "record" if types == {dict} else "other"
+
+    @property
+    def _kind_of_lists(self) -> Kind:
+        if any(self.filled) and most(looks_like_conversation, self.filled):
+            return "messages"
+        are_spans = all(isinstance(item, dict) and item.keys() >= _SPAN for item in self.items)
+        return "spans" if self.items and are_spans else "list"
 
     @cached_property
     def distinct(self) -> int:
@@ -146,16 +150,22 @@ class SampledColumn:
         Shares of people that say yes are meant so only by a column with a usual name.
         """
         if self.kind == "record":
-            said = [own for value in self.filled for own in value.values() if own is not None]
-            usual = self.name.lower() in USUAL_NAMES["labels"]
-            return bool(said) and all(
-                isinstance(v, int | float) and (v in (0, 1) or (usual and 0 < v < 1)) for v in said
-            )
-        items = [item for value in self.filled for item in value] if self.kind == "list" else []
-        few = 0 < len({*map(str, items)}) <= min(_MAX_LABELS, max(2, len(items) / 3))
-        kinds = (str, int) if self.name.lower() in USUAL_NAMES["labels"] else str  # other numbers may be tokens
-        are_labels = few and all(isinstance(item, kinds) and len(str(item)) <= _LABEL_CHARACTERS for item in items)
-        return are_labels and any(len(value) != 1 for value in self.filled)
+            return self._says_yes_or_no_of_labels
+        if self.kind != "list":
+            return False
+        kinds = (str, int) if self._is_called_labels else str  # other numbers may be tokens
+        few = 0 < len({*map(str, self.items)}) <= min(_MAX_LABELS, max(2, len(self.items) / 3))
+        are_short = all(isinstance(item, kinds) and len(str(item)) <= _LABEL_CHARACTERS for item in self.items)
+        return few and are_short and any(len(value) != 1 for value in self.filled)
+
+    @property
+    def _is_called_labels(self) -> bool:
+        return self.name.lower() in USUAL_NAMES["labels"]
+
+    @property
+    def _says_yes_or_no_of_labels(self) -> bool:
+        said = [own for value in self.filled for own in value.values() if own is not None]
+        return bool(said) and all(_says_share_of_yes(own, may_be_part=self._is_called_labels) for own in said)
 
     @property
     def says_yes_or_no(self) -> bool:
@@ -243,6 +253,10 @@ class SampledColumn:
             return False
         is_constant = not self.is_label and all(value == self.filled[0] for value in self.filled)
         return self.is_id or self.is_place_or_time or is_constant
+
+
+def _says_share_of_yes(value: Any, *, may_be_part: bool) -> bool:
+    return isinstance(value, int | float) and (value in (0, 1) or (may_be_part and 0 < value < 1))
 
 
 def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:

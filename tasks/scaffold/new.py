@@ -123,16 +123,21 @@ def _seen(
         yield f"  documents that are searched: {found.corpus}"
     for flag, column in chosen.columns.items():
         yield f"  {flag}: column `{column}`" if column in sample.columns else f"  {flag}: columns {column!r}"
-    if unused := [name for name in sample.columns if name not in chosen.read_columns()]:
+    yield from _seen_unread(sample, chosen)
+    known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
+    yield f"  model: {known}"
+
+
+def _seen_unread(sample: RowSample, chosen: proposal.ObjectiveProposal) -> Iterator[str]:
+    unused = [name for name in sample.columns if name not in chosen.read_columns()]
+    if unused:
         reads_pair = "text-pair" in chosen.advice.columns.keys() - chosen.columns.keys()
         is_text = reads_pair and any(sample.columns[name].has_spaces for name in unused)
         hint = "; --text-pair names a second text, such as a title" if is_text else ""
         yield f"  columns that the objective does not read: {', '.join(unused)}{hint}"
     learns_answers = not {"completion", "messages"}.isdisjoint(chosen.columns)
-    if learns_answers and rating_column(sample.columns) in unused:
-        yield f"  note: `{rating_column(sample.columns)}` seems to say how good the answers are; bad ones are learned, too"
-    known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
-    yield f"  model: {known}"
+    if learns_answers and (rating := rating_column(sample.columns)) in unused:
+        yield f"  note: `{rating}` seems to say how good the answers are; bad ones are learned, too"
 
 
 def _check_set_aside(request: NewRecipeRequest, plan: RecipePlan) -> None:
@@ -172,15 +177,19 @@ def _write(root: Path, request: NewRecipeRequest, item: Mapping[str, str], text:
             write_text_atomically(path, content)
         check(recipe)
     except BaseException:
-        for path, old in before.items():  # what is new goes first: it needs no room on the disk
-            if old is None:
-                path.unlink(missing_ok=True)
-            elif path.read_text(encoding="utf-8") != old:
-                write_text_atomically(path, old)
+        _restore(before)
         raise
     places = (f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}")
     changed = [place for place, path in zip(places, after, strict=True) if after[path] != before[path]]
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or places)}")
+
+
+def _restore(before: Mapping[Path, str | None]) -> None:
+    for path, old in before.items():  # what is new goes first: it needs no room on the disk
+        if old is None:
+            path.unlink(missing_ok=True)
+        elif path.read_text(encoding="utf-8") != old:
+            write_text_atomically(path, old)
 
 
 def _one_row(chosen: proposal.ObjectiveProposal, plan: RecipePlan) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from params import DataError, RecipeError
 from params.problems import suggestion
@@ -78,52 +78,28 @@ def plan_recipe(
     An evaluation during training encodes `documents` of a corpus. The errors are those of `create_recipe`.
     """
     advice, model = proposal.advice, choices.choose_model_keys(proposal, facts)
-    positions = facts.positions if facts else _positions_of_new_model(model["config"])
-    options = {**_options(proposal, sample, facts), **more, **_given_options(proposal, request)}
-    objective = _build(proposal, options)
-    sample = sample.reading(objective.columns())
-    quality = assess_sample_quality(sample, proposal, objective)
-    texts = [objective.text(row) for row in quality.usable]
-    tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
-    objective = _build(proposal, options := options | _ask_for_options(proposal, tokenizer, request))
-    objective.prepare_tokenizer(tokenizer)
-    state = objective.collect_state(quality.usable)
-    quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
-    if targets:
-        length = choices.choose_max_length(targets, None)
-        options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
-        quality = _saying_what_is_cut(quality, "the limit of targets,", length, targets)
-        if "max_new_tokens" in objective.options_class.model_fields:
-            options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
-    if "packing" in options and not _can_train(model, objective, state, tokenizer):
-        options["packing"] = AdvisedValue(value=False, why="this model lets packed examples attend to each other")
-    objective = _build(proposal, options)
-
-    rows, mean = sample.estimated("train"), sum(inputs) / len(inputs)
+    prepared = _prepare(proposal, sample, facts, request, model=model, more=more)
+    sample, objective, inputs = prepared.sample, prepared.objective, prepared.inputs
     shares = choices.choose_split_shares(
-        rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows
+        sample.estimated("train"), has_validation="validation" in sample.rows, has_test="test" in sample.rows
     )
-    rows = round(rows * (1 - sum(share.value for share in shares.values())))
+    rows = round(sample.estimated("train") * (1 - sum(share.value for share in shares.values())))
+    mean = sum(inputs) / len(inputs)
+    positions = facts.positions if facts else _positions_of_new_model(model["config"])
+    quality = prepared.quality
     if advice.reads_running_text:
         max_length = choices.choose_packed_sequence_length(mean * rows, positions, is_new=facts is None)
     else:
         how = "are split" if objective.reader_strides else "are cut"
         max_length = choices.choose_max_length(inputs, positions, how)
         quality = _saying_what_is_cut(quality, "max_length", max_length, inputs)
-    encoder = RowEncoder(objective, tokenizer, max_length.value, state)
-    tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
-    per_row = list(_encoded(tried, encoder))
-    examples = list(objective.pack(chain.from_iterable(per_row), max_length.value))
-    if not examples:
-        raise DataError("the training rows", f"they give no sequence of {max_length.value} tokens", "give more rows")
-    sequences = max(1, round(rows * len(examples) / len(per_row)))
-    batch = choices.choose_global_batch_size(proposal, sequences)
+    tried = _TriedRows.of(quality, RowEncoder(objective, prepared.tokenizer, max_length.value, prepared.state))
+    batch = choices.choose_global_batch_size(proposal, tried.sequences_of(rows))
     epochs = choices.choose_epochs(proposal, rows, mean * rows, is_new=facts is None)
-    steps = max(1, epochs.value * (sequences // batch.value))
-    evaluated = choices.estimate_rows("validation", sample, shares) * len(examples) // len(per_row) + documents
+    steps = max(1, epochs.value * (tried.sequences_of(rows) // batch.value))
+    evaluated = choices.estimate_rows("validation", sample, shares) * tried.sequences // len(tried.per_row) + documents
+    eval_steps = choices.choose_eval_steps(steps, epochs.value, batch.value, evaluated)
     micro = choices.choose_micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
-    packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
-    why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = _best_metric(advice, objective, quality)
     sections = {
         "seed": SEED,
@@ -133,8 +109,8 @@ def plan_recipe(
             **_checks_of_labels(quality),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
         },
-        "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
-        "objective": _objective_keys(proposal, quality) | options,
+        "tokenization": {"tokenizer": prepared.tokenizer_keys, "max_length": max_length},
+        "objective": {**_objective_keys(proposal, quality), **prepared.options},
         "model": model,
         "training": {
             "epochs": epochs,
@@ -146,8 +122,8 @@ def plan_recipe(
             "warmup_steps": AdvisedValue(0.1, "a tenth of all steps"),
             "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
             "precision": choices.choose_precision(),
-            "group_by_length": AdvisedValue(not packs, why),
-            "eval_steps": (eval_steps := choices.choose_eval_steps(steps, epochs.value, batch.value, evaluated)),
+            "group_by_length": _group_by_length(advice, prepared.options),
+            "eval_steps": eval_steps,
             "save_steps": AdvisedValue(eval_steps.value, "an interrupted run loses no more than these steps"),
             "logging_steps": AdvisedValue(choices.round_to_readable_number(steps / 100)),
             "best_metric": best_metric,
@@ -164,14 +140,95 @@ def plan_recipe(
             "license": AdvisedValue("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
         },
     }
-    encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
-    usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
     more_remarks = [
-        *_keys_that_nothing_reads(proposal, sample, tokenizer),
+        *_keys_that_nothing_reads(proposal, sample, prepared.tokenizer),
         *choices.find_few_test_rows(sample, shares),
         *choices.propose_time_split(sample, shares),
     ]
-    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
+    quality = quality._replace(remarks=[*quality.remarks, *more_remarks])
+    return RecipePlan(sections, quality, tried.encoder, tried.usual(mean))
+
+
+class _Prepared(NamedTuple):
+    """The objective with all its options, and the rows as it reads them."""
+
+    objective: Objective[Any]
+    options: Keys
+    sample: RowSample
+    quality: SampleQuality
+    tokenizer_keys: Keys
+    tokenizer: PreTrainedTokenizerBase
+    state: ObjectiveState
+    inputs: Sequence[int]
+    """Lengths of usable rows in tokens."""
+
+
+def _prepare(
+    proposal: ObjectiveProposal,
+    sample: RowSample,
+    facts: ModelFacts | None,
+    request: NewRecipeRequest,
+    *,
+    model: Keys,
+    more: Mapping[str, AdvisedValue],
+) -> _Prepared:
+    options = {**_options(proposal, sample, facts), **more, **_given_options(proposal, request)}
+    objective = _build(proposal, options)
+    sample = sample.reading(objective.columns())
+    quality = assess_sample_quality(sample, proposal, objective)
+    texts = [objective.text(row) for row in quality.usable]
+    tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
+    options |= _ask_for_options(proposal, tokenizer, request)
+    objective = _build(proposal, options)
+    objective.prepare_tokenizer(tokenizer)
+    state = objective.collect_state(quality.usable)
+    quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
+    if targets:
+        length = choices.choose_max_length(targets, None)
+        options |= dict.fromkeys(sorted(objective.limits), length)
+        quality = _saying_what_is_cut(quality, "the limit of targets,", length, targets)
+        if "max_new_tokens" in objective.options_class.model_fields:
+            options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
+    if "packing" in options and not _can_train(model, objective, state, tokenizer):
+        options["packing"] = AdvisedValue(value=False, why="this model lets packed examples attend to each other")
+    objective = _build(proposal, options)
+    return _Prepared(objective, options, sample, quality, tokenizer_keys, tokenizer, state, inputs)
+
+
+class _TriedRows(NamedTuple):
+    """Some usable rows, and their training sequences."""
+
+    encoder: RowEncoder
+    rows: Sequence[Row]
+    per_row: Sequence[list[Example]]
+    sequences: int
+    """How many sequences training makes of them, packed if it packs."""
+
+    @classmethod
+    def of(cls, quality: SampleQuality, encoder: RowEncoder) -> Self:
+        rows = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
+        per_row = list(_encoded(rows, encoder))
+        sequences = len(list(encoder.objective.pack(chain.from_iterable(per_row), encoder.max_length)))
+        if not sequences:
+            raise DataError(
+                "the training rows", f"they give no sequence of {encoder.max_length} tokens", "give more rows"
+            )
+        return cls(encoder, rows, per_row, sequences)
+
+    def sequences_of(self, rows: int) -> int:
+        """Return how many sequences so many rows give, about."""
+        return max(1, round(rows * self.sequences / len(self.per_row)))
+
+    def usual(self, mean: float) -> tuple[Row, list[Example]]:
+        """Return a row of about the mean length in tokens, and its sequences."""
+        encoded = ((row, own) for row, own in zip(self.rows, self.per_row, strict=True) if own)
+        return min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
+
+
+def _group_by_length(advice: NewRecipeAdvice, options: Keys) -> AdvisedValue:
+    packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
+    why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
+    return AdvisedValue(not packs, why)
 
 
 def _keys_that_nothing_reads(
@@ -290,19 +347,26 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     objective, (rows, step) = encoder.objective, quality.sample(_MEASURED_ROWS)
     of_rows = list(_encoded(rows, encoder))
     refused = {id(row): why for row, own in zip(rows, of_rows, strict=True) if (why := _refusal(row, own, encoder))}
-    quality, remarks = quality.without(refused, step), [*quality.remarks]
-    of_rows = [[] if id(row) in refused else own for row, own in zip(rows, of_rows, strict=True)]
-    if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
-        remarks.append(f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out")
-    if not any(of_rows):
+    tried = [own for row, own in zip(rows, of_rows, strict=True) if id(row) not in refused]
+    encoded = [examples for examples in tried if examples]
+    if not encoded:
         why = next(iter(refused.values()), "none of their tokens has a loss")
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
-    encoded = [examples for examples in of_rows if examples]
+    quality = quality.without(refused, step)
+    remarks = [*quality.remarks, *_remarks_on_sequences(objective, tried, len(rows))]
+    lengths = [max(map(objective.length, examples)) for examples in encoded]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
-    if objective.renders_conversations() and (several := sum(len(examples) > 1 for examples in encoded)):
+    return quality._replace(remarks=remarks), lengths, targets
+
+
+def _remarks_on_sequences(objective: Objective[Any], of_rows: Sequence[Sequence[Example]], rows: int) -> Iterator[str]:
+    """Yield what a person should know of the sequences of some rows, `rows` with those that are refused."""
+    if silent := sum(not own for own in of_rows):
+        yield f"{silent:,} of {rows:,} rows have no token to learn, so training leaves them out"
+    several = sum(len(own) > 1 for own in of_rows)
+    if several and objective.renders_conversations():
         what = "are a sequence for each answer, as where templates drop earlier thoughts"
-        remarks.append(f"{several:,} of {len(rows):,} conversations {what}")
-    return quality._replace(remarks=remarks), [max(map(objective.length, examples)) for examples in encoded], targets
+        yield f"{several:,} of {rows:,} conversations {what}"
 
 
 def _refusal(row: Row, examples: Sequence[Example], encoder: RowEncoder) -> str | None:
@@ -357,23 +421,29 @@ def _data_keys(
         source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
     corpus = {"corpus": AdvisedValue(found.corpus, "what held-out queries search")} if found.corpus else {}
     data: dict[str, Any] = {"source": source, **corpus} | ({"split": shares} if shares else {})
-    columns = input_columns(proposal)
-    if columns and shares and quality.repeated and not quality.known:
-        smallest = min(share.value for share in shares.values())
-        if quality.largest_group > smallest * len(quality.usable):
-            why = "rows repeat a text, one of them so often that it would fill a split: the splits share texts"
-            data[f"# {quality.repeated:,} {why}."] = ""
-        else:
-            why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
-            if not quality.is_written_alike:
-                why += " if they are written alike; some have other white space, so strip texts at the source"
-            data["group_by"] = AdvisedValue(columns, why)
-    elif groups and shares:
-        data["group_by"] = AdvisedValue([*groups], "rows that are judged together are in one split")
+    if shares:
+        data |= _group_keys(proposal, quality, min(share.value for share in shares.values()), groups)
     label = proposal.columns.get("label")
     if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
         data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}
     return data
+
+
+def _group_keys(
+    proposal: ObjectiveProposal, quality: SampleQuality, smallest_share: float, groups: Sequence[str]
+) -> dict[str, Any]:
+    """Return by which columns rows belong into one split: those of texts that are repeated, or those that are judged together."""
+    columns = input_columns(proposal)
+    if not columns or not quality.repeated or quality.known:
+        together = AdvisedValue([*groups], "rows that are judged together are in one split")
+        return {"group_by": together} if groups else {}
+    if quality.largest_group > smallest_share * len(quality.usable):
+        why = "rows repeat a text, one of them so often that it would fill a split: the splits share texts"
+        return {f"# {quality.repeated:,} {why}.": ""}
+    why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
+    if not quality.is_written_alike:
+        why += " if they are written alike; some have other white space, so strip texts at the source"
+    return {"group_by": AdvisedValue(columns, why)}
 
 
 def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict[str, Any]:

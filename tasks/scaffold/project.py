@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -151,16 +151,23 @@ def remove_recipe(name: str, *, yes: bool) -> None:
         recipe_names = sorted(path.stem for path in (root / "params").glob("*.yaml"))
         raise RecipeError(name, "no recipe, item or deployment has this name", f"recipes: {', '.join(recipe_names)}")
     print(f"This belongs to {name}:", *what, sep="\n  ")
-    if not yes and not sys.stdin.isatty():
-        print("Nothing was removed. To remove it, add --yes.")
-        return
-    if not yes and not typer.confirm("Remove it?"):
+    if not yes and not _confirm_removal():
         return
     write_text_atomically(root / PREFECT, new_prefect)
     write_text_atomically(root / RECIPES, new_recipes)
     recipe.unlink(missing_ok=True)
     print("Removed.")
-    artifacts = Artifacts(name, root)
+    _say_what_stays(Artifacts(name, root), deployments)
+
+
+def _confirm_removal() -> bool:
+    if sys.stdin.isatty():
+        return typer.confirm("Remove it?")
+    print("Nothing was removed. To remove it, add --yes.")
+    return False
+
+
+def _say_what_stays(artifacts: Artifacts, deployments: Sequence[str]) -> None:
     if kept := [str(path) for path in (artifacts.run, artifacts.scratch) if path.exists()]:
         print(f"Kept: {', '.join(kept)}{', and what is published' if artifacts.receipt.exists() else ''}.")
     if deployments:
@@ -287,17 +294,24 @@ def format_yaml_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
-        text = f"{value:.12g}"
-        return re.sub(r"\.?0*e-0?", "e-", f"{value:.3e}") if 0 < value < 0.01 and len(text) > 4 else text
+        return _format_float(value)
     if isinstance(value, str):
-        if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
-            return value
-        known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}  # other characters that YAML does not allow are escaped
-        return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in value)}"'
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED else _quote(value)
     if isinstance(value, Mapping):
         items = [f"{key}: {format_yaml_value(own)}" for key, own in value.items()]
         return f"{{{', '.join(items)}}}"
     return f"[{', '.join(map(format_yaml_value, value))}]" if isinstance(value, list) else str(value)
+
+
+def _format_float(value: float) -> str:
+    text = f"{value:.12g}"
+    return re.sub(r"\.?0*e-0?", "e-", f"{value:.3e}") if 0 < value < 0.01 and len(text) > 4 else text
+
+
+def _quote(text: str) -> str:
+    """Return a text in quotes, with escapes for the characters that YAML does not allow."""
+    known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+    return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in text)}"'
 
 
 def replace_unprintable_characters(line: str) -> str:

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from params import RecipeError
 from params.foundation.errors import see_limits
@@ -35,6 +36,7 @@ from trainer.objectives.bases.rows import ColumnKind
 
 _DOCUMENTS: Final = ("document", "passage", "positive")
 """Usual names of columns with what a query finds. What is called `positive` is close to its anchor, and no answer."""
+_COMPARED_ROWS: Final = 1000
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
@@ -93,41 +95,66 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         RecipeError: nothing fits, or several do and nobody is there to ask.
         DataError: the rows have another form than any objective reads.
     """
-    given = request.columns
-    for flag, column in given.items():
+    for flag, column in request.columns.items():
         _check_column(flag, column, sample)
     if request.objective:
         _check_named(request.objective, kind)
     objective = request.objective or _choose_objective(request, sample, kind)
-    advice, columns = proposable_objectives()[objective], dict[str, str]()
+    columns = _choose_columns(request, sample, objective)
+    _check_templates(objective, columns, sample)
+    advice = proposable_objectives()[objective]
+    proposal = ObjectiveProposal(objective, columns, _found_options(advice, columns, sample))
+    _check_kinds(proposal, sample)
+    confirm_what_is_left_out(advice, columns, request, sample, read=proposal.read_columns())
+    return proposal
+
+
+def _choose_columns(request: NewRecipeRequest, sample: RowSample, objective: str) -> dict[str, str]:
+    """Return the columns for all flags of an objective that are needed."""
+    advice, given, columns = proposable_objectives()[objective], request.columns, dict[str, str]()
     if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
         given = {**_pair(sample), **given}
     given = {**_scored_pair(advice, given, sample), **given}
     for flag in advice.asked(_seen(sample, given)):
-        if form := next((form for form in list_row_forms(sample) if flag == form.decides), None):
-            raise form.error(sample.patterns)
         chosen = {**columns, **given}
-        if flag not in chosen and not find_candidates(flag, sample, chosen):
-            for form in list_row_forms(sample):
-                if form.column.lower() in USUAL_NAMES[flag]:
-                    raise form.error(sample.patterns)
+        _refuse_forms_in_place_of(flag, sample, chosen)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices", "rejected"}):
         columns[flag] = _with_context(columns, flag, sample, has_lead=advice.reads_prompts)
+    return columns
+
+
+def _refuse_forms_in_place_of(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> None:
+    """Refuse rows of another form that say what a flag names; or in which only the column with its usual name could."""
+    for form in list_row_forms(sample):
+        if form.decides == flag:
+            raise form.error(sample.patterns)
+    if flag in chosen or find_candidates(flag, sample, chosen):
+        return
+    for form in list_row_forms(sample):
+        if form.column.lower() in USUAL_NAMES[flag]:
+            raise form.error(sample.patterns)
+
+
+def _check_templates(objective: str, columns: Mapping[str, str], sample: RowSample) -> None:
+    """Refuse the name of a column where a template is read, and the other way round."""
+    templates = proposable_objectives()[objective].templates
     for flag, column in columns.items():
-        if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
-            is_name = flag in advice.templates
+        if names_columns(column) and (flag in templates) == (column in sample.columns):
+            is_name = flag in templates
             what = f"{column!r} is the name of a column" if is_name else f"{objective} reads one column there"
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
-    found = advice.found_options(columns, sample.rows["train"])
-    if any(own in sample.columns and sample.columns[own].kind == "messages" for own in columns.values()):
-        filled = [c.name for c in sample.columns.values() if c.filled and c.name not in columns.values()]
-        found |= advice.found_beside_messages(filled) if advice.reads_prompts else {}
-    proposal = ObjectiveProposal(objective, columns, found)
-    _check_kinds(proposal, sample)
-    confirm_what_is_left_out(advice, columns, request, sample, read=proposal.read_columns())
-    return proposal
+
+
+def _found_options(advice: NewRecipeAdvice, columns: Mapping[str, str], sample: RowSample) -> dict[str, AdvisedValue]:
+    """Return options that follow from what the rows hold, and from columns beside messages."""
+    found = dict(advice.found_options(columns, sample.rows["train"]))
+    read = [sample.columns[own] for own in columns.values() if own in sample.columns]
+    if advice.reads_prompts and any(column.kind == "messages" for column in read):
+        beside = [c.name for c in sample.columns.values() if c.filled and c.name not in columns.values()]
+        found |= advice.found_beside_messages(beside)
+    return found
 
 
 def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
@@ -176,29 +203,59 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
     choice = ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options})
     kinds = {} if objectives.find_option_problems(choice) else objectives.build_objective(choice).columns()
     for flag in proposal.columns:
-        for column in (sample.columns[name] for name in proposal.read_columns(flag)):
-            kind = kinds.get(column.name)
-            if (
-                flag == "labels" and kind == "label" and most(_says_yes_or_no, column.filled)
-            ):  # or the share that says yes
-                continue
-            is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
-            role = "text" if is_text else kind or ""
-            forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
-            for form in forms:
-                if form.role and form.role == role:
-                    raise form.error(sample.patterns)
-            if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
-                continue
-            if column.kind in _FITTING[kind][1] | {"empty"} or (kind == "number" and column.says_numbers):
-                continue
-            if flag == "label" and column.has_label_sets:
-                what = f"column `{column.name}` holds several labels of each row"
-                raise RecipeError("--label", what, f"name it with --labels {column.name}")
-            what = f"column `{column.name}` holds {KIND_WORDS.get(column.kind, column.kind)}"
-            read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
-            fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
-            raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
+        for name in proposal.read_columns(flag):
+            _check_kind(_ReadColumn(proposal, flag, sample.columns[name], kinds.get(name)), sample)
+
+
+class _ReadColumn(NamedTuple):
+    """A column that a flag names, and what the objective reads there."""
+
+    proposal: ObjectiveProposal
+    flag: str
+    column: SampledColumn
+    read: ColumnKind | None
+    """None if the objective cannot be built yet."""
+
+    @property
+    def role(self) -> str:
+        """What the column is to a form of rows."""
+        return "text" if self.read in ("string", "optional") else self.read or ""
+
+    @property
+    def says_yes_or_no(self) -> bool:
+        """Whether it is one of several columns that each say yes or no of a label, or the share that says yes."""
+        return self.flag == "labels" and self.read == "label" and most(_says_yes_or_no, self.column.filled)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the objective can read what the column holds."""
+        if self.read is None:
+            return True
+        reads_messages = self.flag in self.proposal.advice.conversations
+        if self.role == "text" and (self.column.can_be_text or (reads_messages and self.column.kind == "messages")):
+            return True
+        if self.read == "number" and self.column.says_numbers:
+            return True
+        return self.column.kind in _FITTING[self.read][1] | {"empty"}
+
+
+def _check_kind(own: _ReadColumn, sample: RowSample) -> None:
+    if own.says_yes_or_no:
+        return
+    flag, column = own.flag, own.column
+    forms = [f for f in find_row_forms(sample.columns, {own.role: column.name}) if f.column == column.name]
+    for form in forms:
+        if form.role and form.role == own.role:
+            raise form.error(sample.patterns)
+    if own.read is None or own.fits:
+        return
+    if flag == "label" and column.has_label_sets:
+        what = f"column `{column.name}` holds several labels of each row"
+        raise RecipeError("--label", what, f"name it with --labels {column.name}")
+    what = f"column `{column.name}` holds {KIND_WORDS.get(column.kind, column.kind)}"
+    read = f"{own.proposal.objective} reads {_FITTING[own.read][0]} there"
+    fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
+    raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
 def _says_yes_or_no(value: Any) -> bool:
@@ -231,47 +288,124 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
-    prompts, texts = find_usual_columns(sample, "prompt"), find_candidates("text", sample, given)
-    answers = [c for c in find_usual_columns(sample, "completion") if c not in prompts[:1]]
-    answers = [c for c in answers if c.name.lower() not in _DOCUMENTS]
-    answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
-    pair = {} if "text" in given else _pair(sample)
-    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.says_numbers or c.kind == "boolean"]
-    scores = [c for c in find_usual_columns(sample, "score") if c.says_fractions or (c in grades and c.says_numbers)]
-    sets = find_candidates("labels", sample, given) if texts else []
-    marked = [*column_or_template(sets[0].name).columns] if sets and names_columns(sets[0].name) else []
-    documents = [c for c in columns_named(sample.columns, _DOCUMENTS) if c.kind == "text" and not c.is_label]
-    has_documents = any(c not in prompts[:1] for c in documents) and bool(prompts)
-    graded = [c for c in columns_named(sample.columns, ("grade",)) if c.says_numbers and has_documents]
-    others = [c.name for c in (*scores, *graded) if not c.is_called_label] + (marked if len(marked) > 2 else [])
-    asked = prompts if answers or has_documents else []
-    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if c not in asked]
-    found = {
-        "text": len(texts) == 1 and not list_row_forms(sample),
-        "label": [c for c in labels if c.name not in others],
-        "labels": sets,
-        "completion": answers,
-        "text-pair": pair,
-        "score": texts and scores,
-        **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
-        **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
-    }
-    both = [
-        given.get(flag) or next((c.name for c in find_usual_columns(sample, flag)), "")
-        for flag in ("chosen", "rejected")
-    ]
-    pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
-    is_chat = any(c.kind == "messages" for c in prompts[:1])
-    own = given.get("text") or next((c.name for c in texts), None)
+    look = _Look(sample, given)
+    found = look.found()
     return SeenColumns(
         frozenset(given),
         frozenset(flag for flag, is_there in found.items() if is_there),
-        is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
-        answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
+        is_text_alone=look.is_text_alone,
+        answers_have_prompt=look.answers_have_prompt,
         rates_answers=rating_column(sample.columns) is not None,
-        pairs_documents=has_documents and not found["score"],
-        ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
+        pairs_documents=look.has_documents and not found["score"],
+        ranks_documents=look.ranks_documents,
     )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What the columns of a sample can be, beside those that are given, one question each."""
+
+    sample: RowSample
+    given: Mapping[str, str]
+
+    def found(self) -> dict[str, object]:
+        """Return for each flag whether something is there for it."""
+        usual = ("prompt", "chosen", "rejected", "question", "context")
+        return {
+            "text": len(self.texts) == 1 and not list_row_forms(self.sample),
+            "label": self.labels,
+            "labels": self.label_sets,
+            "completion": self.answers,
+            "text-pair": self.pair,
+            "score": self.texts and self.scores,
+            **{flag: find_candidates(flag, self.sample, self.given) for flag in (*NESTED, "liked")},
+            **{flag: find_usual_columns(self.sample, flag) for flag in usual},
+        }
+
+    @cached_property
+    def prompts(self) -> list[SampledColumn]:
+        return find_usual_columns(self.sample, "prompt")
+
+    @cached_property
+    def texts(self) -> list[SampledColumn]:
+        return find_candidates("text", self.sample, self.given)
+
+    @cached_property
+    def pair(self) -> dict[str, str]:
+        return {} if "text" in self.given else _pair(self.sample)
+
+    @cached_property
+    def answers(self) -> list[SampledColumn]:
+        usual = find_usual_columns(self.sample, "completion")
+        return [c for c in usual if c not in self.prompts[:1] and _can_be_answer(c)]
+
+    @cached_property
+    def grades(self) -> list[SampledColumn]:
+        """Columns that say how relevant a document is for its query."""
+        usual = columns_named(self.sample.columns, RELEVANCE)
+        return [c for c in usual if c.says_numbers or c.kind == "boolean"]
+
+    @cached_property
+    def scores(self) -> list[SampledColumn]:
+        usual = find_usual_columns(self.sample, "score")
+        return [c for c in usual if c.says_fractions or (c.says_numbers and c in self.grades)]
+
+    @cached_property
+    def has_documents(self) -> bool:
+        """Whether there are documents beside a query."""
+        named = columns_named(self.sample.columns, _DOCUMENTS)
+        documents = [c for c in named if c.kind == "text" and not c.is_label]
+        return bool(self.prompts) and any(c not in self.prompts[:1] for c in documents)
+
+    @cached_property
+    def label_sets(self) -> list[SampledColumn]:
+        return find_candidates("labels", self.sample, self.given) if self.texts else []
+
+    @cached_property
+    def labels(self) -> list[SampledColumn]:
+        """Columns of one label; none that is a prompt, a score or one of several columns that say yes or no."""
+        asked = self.prompts if self.answers or self.has_documents else []
+        found = find_candidates("label", self.sample, {**self.pair, **self.given})
+        return [c for c in found if c not in asked and c.name not in self._no_labels]
+
+    @cached_property
+    def _no_labels(self) -> set[str]:
+        """Columns that look like labels, and are numbers to learn, or say yes or no of one of several labels."""
+        graded = columns_named(self.sample.columns, ("grade",)) if self.has_documents else []
+        numbers = [*self.scores, *(c for c in graded if c.says_numbers)]
+        marked = list[str]()
+        if self.label_sets and names_columns(self.label_sets[0].name):
+            marked = [*column_or_template(self.label_sets[0].name).columns]
+        return {c.name for c in numbers if not c.is_called_label} | {*(marked if len(marked) > 2 else [])}
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether all columns beside the text say nothing about a row."""
+        own = self.given.get("text") or next((c.name for c in self.texts), None)
+        return all(c.is_incidental for c in self.sample.columns.values() if c.name != own)
+
+    @property
+    def answers_have_prompt(self) -> bool:
+        """Whether the better and the worse answer begin with the prompt."""
+        if any(c.kind == "messages" for c in self.prompts[:1]):
+            return False
+        chosen, rejected = self._pair_of_answers("chosen"), self._pair_of_answers("rejected")
+        rows = self.sample.rows["train"][:_COMPARED_ROWS]
+        return most(lambda row: begin_with_prompt(row.get(chosen), row.get(rejected)), rows)
+
+    def _pair_of_answers(self, flag: str) -> str:
+        return self.given.get(flag) or next((c.name for c in find_usual_columns(self.sample, flag)), "")
+
+    @property
+    def ranks_documents(self) -> bool:
+        """Whether documents have grades, and queries have several documents."""
+        return bool(self.grades) and any(c.distinct < len(c.filled) for c in self.prompts[:1])
+
+
+def _can_be_answer(column: SampledColumn) -> bool:
+    name = column.name.lower()
+    is_class = column.is_label and not column.is_numeric and name in USUAL_NAMES["label"]
+    return name not in _DOCUMENTS and not is_class
 
 
 def _pair(sample: RowSample) -> dict[str, str]:
@@ -328,24 +462,26 @@ def _instead(sample: RowSample, kind: ModelKind) -> str:
 def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
     """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
     given, known = request.columns, proposable_objectives()
-    seen = _seen(sample, given)
     possible, texts = best_fitting_objectives(sample, given), find_candidates("text", sample, given)
-    columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
     alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
     for form in list_row_forms(sample):
         raise form.error(sample.patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         raise RecipeError("--model", what, "give another model, or name an objective with --objective")
-    if alone is None or len(texts) != 1 or seen.is_text_alone:
-        what = f"no objective fits these columns: {', '.join(columns)}"
+    if alone is None or len(texts) != 1 or _seen(sample, given).is_text_alone:
+        columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
         fix = f"name one of {', '.join(known)}, and its columns{see_limits('objective')}"
-        raise RecipeError("--objective", what, fix)
-    others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
-    what = f"no objective reads {', '.join(f'`{c.name}` ({KIND_WORDS.get(c.kind, c.kind)})' for c in others)} of these rows"
-    fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
-    fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
-    request.confirm(
-        f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
-    )
+        raise RecipeError("--objective", f"no objective fits these columns: {columns}", fix)
+    _confirm_text_alone(request, sample, texts[0], alone)
     return alone
+
+
+def _confirm_text_alone(request: NewRecipeRequest, sample: RowSample, text: SampledColumn, alone: str) -> None:
+    others = [c for c in sample.columns.values() if c is not text and not c.is_incidental]
+    named = ", ".join(f"`{c.name}` ({KIND_WORDS.get(c.kind, c.kind)})" for c in others)
+    fix = f"to learn from `{text.name}` alone, add --objective {alone}; or name the columns of another objective"
+    fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
+    meaning = proposable_objectives()[alone].meaning
+    error = RecipeError("--objective", f"no objective reads {named} of these rows", fix)
+    request.confirm(f"Learn {meaning} from `{text.name}` alone?", error)

@@ -6,10 +6,11 @@ import glob
 import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
@@ -109,30 +110,40 @@ def _hub(request: NewRecipeRequest, repo_id: str, revision: str) -> FoundSource:
 def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
     data = path_in_project(request.data, root)
     if (root / data).is_file():
-        patterns, notes = {"train": data}, list[str]()
-        if not request.test and _split_of(Path(data).name) == "train":
-            beside = [path for path in sorted((root / data).parent.iterdir()) if path.suffix == Path(data).suffix]
-            held_out = [path for path in beside if _split_of(path.name) == "test"]
-            notes = [f"{one} is not used: add --test {one}, or give the folder as --data" for one in held_out]
+        patterns, notes = {"train": data}, [] if request.test else _unused_beside(data, root)
     else:
         names = _local_names(data, root)
         if (root / data).is_dir() and not request.objective:
             refuse_folders_of_classes(data, names)
         patterns, notes = _patterns(request, names, where=data)
     patterns |= {split: path_in_project(path, root) for split, path in _named(request).items()}
-    files = {split: list_matching_files(pattern, root) for split, pattern in patterns.items()}
-    for split, names in files.items():
-        if not names:
-            flag = "--data" if split == "train" else f"--{split}"
-            raise DataError(flag, f"{patterns[split]}: there is no such file", "check the path")
-        for name in names:
-            refuse_misreadable_file(root / name)
+    files = _check_files(patterns, root)
     keys = {"kind": "files", **_in_order(patterns)}
     if own_format := find_format(files["train"][0]):  # others are refused when they are opened
         options, why = own_format.guess_options([root / name for name in files["train"]])
         keys |= options
         notes = [*notes, *why]
     return FoundSource(keys, RowsFromFiles.model_validate(keys), watched_path(patterns.values(), root), notes)
+
+
+def _unused_beside(data: str, root: Path) -> list[str]:
+    """Return notes on files of held-out rows that stand beside a file of training rows."""
+    if _split_of(Path(data).name) != "train":
+        return []
+    beside = [path for path in sorted((root / data).parent.iterdir()) if path.suffix == Path(data).suffix]
+    held_out = [path for path in beside if _split_of(path.name) == "test"]
+    return [f"{one} is not used: add --test {one}, or give the folder as --data" for one in held_out]
+
+
+def _check_files(patterns: Mapping[str, str], root: Path) -> dict[str, list[str]]:
+    """Return the files of each split; DataError if there are none, or one would be misread."""
+    files = {split: list_matching_files(pattern, root) for split, pattern in patterns.items()}
+    for split, names in files.items():
+        if not names:
+            raise DataError(_flag_of(split), f"{patterns[split]}: there is no such file", "check the path")
+        for name in names:
+            refuse_misreadable_file(root / name)
+    return files
 
 
 def names_unlabelled(name: str) -> bool:
@@ -146,36 +157,79 @@ def refuse_folders_of_classes(data: str, names: Sequence[str]) -> None:
     Raises:
         DataError: it has; with the commands that write the rows.
     """
-    files = Counter(PurePosixPath(name).parent for name in names)
-    splits: dict[str, list[PurePosixPath]] = {}
-    loose = 0
-    for folder, count in files.items():
-        inside = folder.relative_to(data).parts
-        if not inside or (len(inside) == 1 and _split_of(inside[0])):  # beside the folders, such as a list of addresses
-            loose += count
-        elif len(inside) == 1 or (len(inside) == 2 and _split_of(inside[0])):
-            splits.setdefault(_split_of(inside[0]) if len(inside) == 2 else "", []).append(folder)
-        else:
-            return
-    folders = {folder for own in splits.values() for folder in own}
-    are_texts = all(format_suffix(name) == ".txt" for name in names if PurePosixPath(name).parent in folders)
-    are_most = bool(folders) and min(files[folder] for folder in folders) > 1 and loose <= _FEW * files.total()
-    named_splits = any(_split_of(folder.name) for folder in folders)
-    named = {split: {one.name for one in own if not names_unlabelled(one.name)} for split, own in splits.items()}
-    if not (are_texts and are_most) or named_splits or any(len(own) < 2 for own in named.values()):
+    found = _ClassFolders.of(data, names)
+    if found is None or not found.may_be_classes:
         return
     to = f"{data.rstrip('/')}-clean"
-    new = {split: f"{to}/{split or 'train'}.jsonl" for split in splits}
-    commands = (f"evergreen convert {shlex.join([str(own[0].parent), new[split]])}" for split, own in splits.items())
-    flags = " ".join(
-        f"{'--data' if split in ('', 'train') else f'--{split}'} {shlex.quote(path)}" for split, path in new.items()
-    )
-    classes = sorted({name for own in named.values() for name in own})
-    what = f"has a folder of texts for each of {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}, which may be classes"
+    new = {split: f"{to}/{split or 'train'}.jsonl" for split in found.splits}
+    commands = [
+        f"evergreen convert {shlex.join([str(own[0].parent), new[split]])}" for split, own in found.splits.items()
+    ]
+    flags = [f"{_flag_of(split)} {shlex.quote(path)}" for split, path in new.items()]
+    classes = sorted({name for own in found.classes.values() for name in own})
+    listed = f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
     running = shlex.quote(f"{data.rstrip('/')}/**/*.txt")
-    raise DataError(
-        data, what, f"if they are: {' && '.join(commands)}; then give {flags}; if not, give --data {running}"
-    )
+    fix = f"if they are: {' && '.join(commands)}; then give {' '.join(flags)}; if not, give --data {running}"
+    raise DataError(data, f"has a folder of texts for each of {listed}, which may be classes", fix)
+
+
+def _flag_of(split: str) -> str:
+    return "--data" if split in ("", "train") else f"--{split}"
+
+
+@dataclass(frozen=True)
+class _ClassFolders:
+    """Folders in a folder, or in those of its splits, and the files that are there."""
+
+    names: Sequence[str]
+    splits: Mapping[str, Sequence[PurePosixPath]]
+    """The folders of each split; of an empty one, if there are no splits."""
+    files: Counter[PurePosixPath]
+    """How many files each folder has."""
+    loose: int
+    """Files beside these folders, such as a list of addresses."""
+
+    @classmethod
+    def of(cls, data: str, names: Sequence[str]) -> Self | None:
+        """Return what is in a folder; None if it has folders of another depth."""
+        files = Counter(PurePosixPath(name).parent for name in names)
+        splits = defaultdict[str, list[PurePosixPath]](list)
+        loose = 0
+        for folder, count in files.items():
+            inside = folder.relative_to(data).parts
+            split = _split_of(inside[0]) if inside else ""
+            if not inside or (len(inside) == 1 and split):
+                loose += count
+            elif len(inside) == 1:
+                splits[""].append(folder)
+            elif len(inside) == 2 and split:
+                splits[split].append(folder)
+            else:
+                return None
+        return cls(names, splits, files, loose)
+
+    @property
+    def classes(self) -> dict[str, set[str]]:
+        """The names of the folders of each split whose texts have a class."""
+        return {
+            split: {one.name for one in own if not names_unlabelled(one.name)} for split, own in self.splits.items()
+        }
+
+    @property
+    def may_be_classes(self) -> bool:
+        folders = {folder for own in self.splits.values() for folder in own}
+        return (
+            bool(folders)
+            and self._are_texts(folders)
+            and min(self.files[folder] for folder in folders) > 1
+            and self.loose <= _FEW * self.files.total()
+            and not any(_split_of(folder.name) for folder in folders)
+            and all(len(own) > 1 for own in self.classes.values())
+        )
+
+    def _are_texts(self, folders: Collection[PurePosixPath]) -> bool:
+        inside = [name for name in self.names if PurePosixPath(name).parent in folders]
+        return all(format_suffix(name) == ".txt" for name in inside)
 
 
 def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:
@@ -217,15 +271,7 @@ def _local_names(data: str, root: Path) -> list[str]:
 def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
     readable = [name for name in names if find_format(name) and name != request.corpus]
-    by_split: dict[str, list[str]] = {}
-    for name in readable:
-        by_split.setdefault(_split_of(name, where), []).append(name)
-    unnamed = by_split.pop("", [])
-    if "train" not in by_split:
-        if not unnamed:
-            what = f"{where} has no file of training rows: {', '.join(readable) or 'no file that can be read'}"
-            raise DataError("--data", what, "name the file of the training rows")
-        by_split["train"], unnamed = unnamed, []
+    by_split, unnamed = _divide_by_name(readable, where)
     suffixes = sorted({format_suffix(name) for name in by_split["train"]})
     if len(suffixes) > 1:
         raise DataError("--data", f"{where} has files of several formats: {', '.join(suffixes)}", "name one, or a glob")
@@ -235,6 +281,20 @@ def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) ->
         patterns |= _named(request)
     notes += [f"{split} rows: {pattern}" for split, pattern in patterns.items() if split != "train"]
     return patterns, notes
+
+
+def _divide_by_name(readable: Sequence[str], where: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files that are named after each split, and those that are not used; without a name of their own, training rows."""
+    by_split = defaultdict[str, list[str]](list)
+    for name in readable:
+        by_split[_split_of(name, where)].append(name)
+    unnamed = by_split.pop("", [])
+    if "train" in by_split:
+        return by_split, unnamed
+    if not unnamed:
+        what = f"{where} has no file of training rows: {', '.join(readable) or 'no file that can be read'}"
+        raise DataError("--data", what, "name the file of the training rows")
+    return {**by_split, "train": unnamed}, []
 
 
 def _split_of(name: str, where: str = "") -> str:

@@ -22,7 +22,6 @@ from pyarrow import feather
 
 from params import DataError
 from tasks.commands import main
-from tasks.scaffold import convert
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, OTHER_FORMATS
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
@@ -237,7 +236,7 @@ class _Altered:
 
 def alter(patch: pytest.MonkeyPatch) -> None:
     """Let whatever `convert` writes lack a letter, or have its rows in another order."""
-    open_path, write_table, write_text = Path.open, pq.write_table, convert.write_text_atomically
+    open_path, write_table = Path.open, pq.write_table
 
     def open_altered(path: Path, mode: str = "r", *arguments: Any, **more: Any) -> Any:
         file = open_path(path, mode, *arguments, **more)
@@ -245,7 +244,6 @@ def alter(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Path, "open", open_altered)
     patch.setattr(pq, "write_table", lambda table, to: write_table(table.take([*range(len(table))][::-1]), to))
-    patch.setattr(convert, "write_text_atomically", lambda path, text: write_text(path, text.replace("e", "", 1)))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (".xz", ".zip")])

@@ -17,7 +17,6 @@ import pytest
 from params import DataError
 from params.foundation.installation import install_extra
 from tasks.commands import main
-from tasks.scaffold import convert
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
@@ -52,10 +51,10 @@ def test_a_new_file_with_another_cell_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_book([("text", "label"), *ROWS], "rows.xlsx")
-    write_text = convert.write_text_atomically
+    write_text = Path.write_text
     with monkeypatch.context() as patch:
         patch.setattr(
-            convert, "write_text_atomically", lambda path, text: write_text(path, text.replace("007", "7", 1))
+            Path, "write_text", lambda path, text, **options: write_text(path, text.replace("007", "7", 1), **options)
         )
         assert main(["convert", "rows.xlsx", "rows.csv"]) != 0
     assert "row 2 would be another one in the new file" in capsys.readouterr().err
