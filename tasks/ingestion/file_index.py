@@ -102,7 +102,9 @@ class FileRowIndex:
         if self.found.ends_with_footer:
             hashed.append(([places[-1].offset, _END], _hash_of(self.hashes[-1:])))
         hashes = [sha256 for _, sha256 in hashed]
-        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, layout and layout.key])
+        package = formats.format_of(self.path).package
+        known = [package] if package else []
+        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, layout and layout.key, *known])
         return FileRowRange(self.path, self.name, first, rows, begin, hashed, layout, key)
 
 
@@ -114,6 +116,8 @@ class _RememberedIndex:
     seed: int
     fast: Sequence[str]
     """As `index.hashes`."""
+    package: str = ""
+    """The one that has brought the format."""
 
     def count_equal(self, path: Path) -> int:
         """Return how many of the hashed ranges of the file, from its beginning on, have not changed."""
@@ -146,7 +150,7 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
         InputsChangedError: the file has changed meanwhile.
     """
-    known = _read_memory(memory)
+    known = _read_memory(memory, formats.format_of(path).package)
     with translate_read_errors(path, name):
         before, begun_s = path.stat(), time.time()
         equal = known.count_equal(path) if known else 0
@@ -163,10 +167,12 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         return found.index
 
 
-def _read_memory(memory: Path | None) -> _RememberedIndex | None:
+def _read_memory(memory: Path | None, package: str) -> _RememberedIndex | None:
+    """Return what is remembered of a file, if it was found by the same version of a package."""
     if memory:
         with contextlib.suppress(OSError):
-            return read_pickle(memory)  # type: ignore[no-any-return]
+            found: _RememberedIndex = read_pickle(memory)
+            return found if found.package == package else None
     return None
 
 
@@ -184,7 +190,7 @@ def _look(path: Path, name: str, known: _RememberedIndex | None, equal: int) -> 
         sha256, quick = both.split()
         hashes.append(sha256)
         fast.append(quick)
-    return _RememberedIndex(FileRowIndex(path, name, _hash_of(hashes), hashes, places), seed, fast)
+    return _RememberedIndex(FileRowIndex(path, name, _hash_of(hashes), hashes, places), seed, fast, own_format.package)
 
 
 def _changed_error(name: str) -> InputsChangedError:

@@ -58,7 +58,8 @@ class FileSource:
             with translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
                 sha256 = self._index(name).sha256 if formats.can_be_cut(path, name) else file_sha256(path)
-                listing.update(f"{shown}\0{sha256}\n".encode())
+                package = formats.format_of(path).package
+                listing.update(f"{shown}\0{sha256}{package and f' read by {package}'}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
     def batches(self, split: str) -> Batches:

@@ -78,4 +78,8 @@ def _built_in_formats() -> dict[str, Format]:
 def _installed_format(suffix: str) -> Format | None:
     """Return the format that an installed package brings for a suffix."""
     plugin = find_plugins(_GROUP).get(suffix.removeprefix("."))
-    return plugin.load()() if plugin else None
+    if plugin is None:
+        return None
+    found: Format = plugin.load()()
+    found.package = str(plugin)  # its files are read anew by another version
+    return found

@@ -71,6 +71,8 @@ class Format:
     """What people call it."""
     decompress_fix: ClassVar[str] = "decompress it"
     """What to do with a compressed file, if the format is no text."""
+    package: str = ""
+    """The installed package that brings the format, with its version; empty if it is one of Evergreen's own."""
     continues: ClassVar[bool] = False
     """Whether a look for places can go on behind known ones, because rows are only appended."""
 

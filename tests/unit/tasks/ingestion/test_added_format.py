@@ -131,6 +131,23 @@ def test_errors_name_file_and_row(packages: Path, project: Path) -> None:
     assert error.value.fix == "decompress it"
 
 
+def test_another_version_reads_files_anew(packages: Path, project: Path) -> None:
+    code, found = LINES_OF_KEYS.replace(".keys", ".own"), []
+    path = project / "data/rows.own"
+    path.write_text("".join(f"b={i}\n" for i in range(1000)))
+    for version in ("1.0", "1.1", "1.1"):
+        shutil.rmtree(packages)
+        packages.mkdir()
+        install(packages, "our-formats", version, {GROUP: {"own": "our_formats:LinesOfKeys"}}, {"our_formats.py": code})
+        find_plugins.cache_clear()
+        opened = open_source(RowsFromFiles(kind="files", train="data/rows.own"), memory=lambda _: project / "memory")
+        (index,) = opened.indexes("train") or ()
+        found.append((opened.revision, index.piece(0, 100).key))
+    assert found[1] == found[2]
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+
+
 def test_broken_package_is_named(packages: Path, project: Path) -> None:
     install(packages, "our-formats", "1.0", {GROUP: {"odd": "our_formats:Odd"}}, {"our_formats.py": "import none"})
     (project / "data/a.odd").write_text("x")
