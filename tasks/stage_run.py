@@ -47,7 +47,6 @@ def run_stage(name: str, recipe_path: Path) -> Report:
 
 
 def _maker_of(path: Path, artifacts: Artifacts) -> Stage:
-    """Return the stage that makes a path."""
     return next(
         stage for stage in PIPELINE if any(path.is_relative_to(getattr(artifacts, made)) for made in stage.makes)
     )
@@ -75,14 +74,12 @@ def call_stage_function(
 
 
 def import_stage_function(name: str) -> Callable[..., Report]:
-    """Import the module of a stage and return its function."""
     module = importlib.import_module(f"tasks.{stage_named(name).folder}.stage")
     function: Callable[..., Report] = getattr(module, name)
     return function
 
 
 def stage_arguments_from_recipe(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Return the arguments of a stage beside its artifacts."""
     return {section.rpartition(".")[2]: attrgetter(section)(recipe) for section in stage_named(name).sections}
 
 

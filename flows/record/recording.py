@@ -42,8 +42,6 @@ _WAITS_S = (2.0, 10.0, 30.0)  # how long to wait for a remote that does not answ
 
 
 class RecordTarget(pydantic.BaseModel):
-    """Where the flow records its runs."""
-
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
     remote: str = pydantic.Field("origin", pattern=r"^\w[\w.-]*$")  # name of a remote of the project's git repository
     branch: str = pydantic.Field("main", pattern=r"^\w[\w./-]*$")  # name of a branch that is there
@@ -59,7 +57,6 @@ class RecordTarget(pydantic.BaseModel):
             raise RecipeError("--record", what, "write remote/branch, such as origin/main") from None
 
     def git_branch(self, artifacts: Artifacts) -> RemoteGitBranch:
-        """Return the branch, for the runs of one recipe."""
         return RemoteGitBranch(self.remote, self.branch, user=artifacts.recipe)
 
 

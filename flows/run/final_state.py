@@ -100,7 +100,6 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
 
 
 def _release_lines(artifacts: Artifacts, *, is_unchanged: bool) -> Iterator[str]:
-    """Yield what became of the release, where it is and why."""
     receipt = read_report(artifacts, Receipt)
     is_local = receipt.endpoint == connection.LOCAL
     status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)

@@ -75,7 +75,6 @@ def clock_warning() -> str:
 
 
 def warn_of_clock_difference(log: Logger) -> None:
-    """Warn if the clocks differ."""
     if warning := clock_warning():
         log.warning("%s", warning)
 

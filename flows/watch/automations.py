@@ -65,8 +65,6 @@ class MessageDestination(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchRules:
-    """When the server acts."""
-
     silence_s: float = 900  # seconds without an event after which a run is lost
     kinds: Sequence[str] = KINDS  # the kinds of messages that are sent
     max_s: float = 24 * 3600  # how long a run may take: after that it is stuck

@@ -34,8 +34,6 @@ _reserved: list[Path] = []
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The end of a command that ran."""
-
     error: EvergreenError | None = None  # the error that ended it; None if it succeeded
 
 

@@ -36,8 +36,6 @@ _FIX_FORMAT = "write `tokens:` with lines `<token>: <user>` and, for teams, `tea
 
 
 class HubUsers(BaseModel, frozen=True, extra="forbid"):
-    """The users of a Hub."""
-
     tokens: dict[Annotated[str, Field(min_length=_MIN_TOKEN_LENGTH)], str] = Field(min_length=1, repr=False)
     """Token -> user."""
     teams: dict[str, list[str]] = {}

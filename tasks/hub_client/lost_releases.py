@@ -154,7 +154,6 @@ def refuse_lost_releases(
 
 
 def _lost_releases_error(artifacts: Artifacts, where: str, endpoint: str, last: LoggedRelease) -> HubRefusedError:
-    """Return the error that says what the Hub lacks, and what to do."""
     log = Artifacts(last.run, artifacts.root).release_events
     what = f"does not have {last.name}, which {log} names: no model can be compared with it"
     place = f"the Hub at {last.endpoint}"

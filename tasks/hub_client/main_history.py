@@ -33,8 +33,6 @@ _NO_DISCUSSIONS = frozenset({403, 404, 410})
 
 @dataclass(frozen=True)
 class MainCommit:
-    """A commit of main."""
-
     commit: str
     tags: tuple[str, ...]
     title: str

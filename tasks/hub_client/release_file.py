@@ -32,8 +32,6 @@ Sha1 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{40}$")]
 
 
 class ReleasedFile(pydantic.BaseModel, frozen=True):
-    """A file of a release."""
-
     path: str
     size: int
     sha256: Sha256
@@ -50,8 +48,6 @@ class ReleasedFile(pydantic.BaseModel, frozen=True):
 
 
 class ReleaseRecord(pydantic.BaseModel):
-    """What a RELEASE_FILE says."""
-
     publish_id: Sha256
     files: tuple[ReleasedFile, ...]
     """All files of the release but this one."""
@@ -106,7 +102,6 @@ class ReleaseRecord(pydantic.BaseModel):
 
 
 def release_record_bytes(body: Mapping[str, Any]) -> bytes:
-    """Return the content of a RELEASE_FILE."""
     return json.dumps({"publish_id": release_id(body), **body}, sort_keys=True, indent=1).encode() + b"\n"
 
 
@@ -116,5 +111,4 @@ def release_id(body: Mapping[str, Any]) -> str:
 
 
 def release_tag(publish_id: str) -> str:
-    """Return the tag of a release."""
     return f"{TAG_PREFIX}{publish_id[:12]}"

@@ -38,8 +38,6 @@ _CLIENT_RETRIES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class HubBusyError(Exception):
-    """The Hub asks to wait."""
-
     def __init__(self, status: int, wait_s: float) -> None:
         super().__init__(f"the Hub answered {status} and asks to wait {wait_s:.0f} s")
         self.wait_s = wait_s

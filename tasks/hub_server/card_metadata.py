@@ -32,8 +32,6 @@ _TOO_MANY = "it has too many values, or too deeply nested ones"
 
 @dataclass(frozen=True)
 class ParsedCard:
-    """A parsed README.md."""
-
     body: str
     """The Markdown below the metadata."""
     metadata: dict[str, object] | None = None

@@ -42,8 +42,6 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """One commit of a repository's history."""
-
     sha: str
     title: str
     message: str
@@ -125,7 +123,6 @@ def find_large_files_in_history(git: Repo) -> dict[str, tuple[str, str]]:
 
 
 def read_commit(git: Repo, sha: str) -> Commit:
-    """Return the commit with this full id."""
     commit = git.object_store[ObjectID(sha.encode())]
     assert isinstance(commit, Commit), sha
     return commit
@@ -154,7 +151,6 @@ def peel_tag(git: Repo, sha: ObjectID) -> ObjectID:
 
 
 def to_commit_record(commit: Commit) -> CommitRecord:
-    """Return a commit as a record of the history."""
     title, _, message = commit.message.decode(errors="replace").rstrip("\n").partition("\n\n")
     author = commit.author.decode(errors="replace").partition(" <")[0]
     return CommitRecord(commit.id.decode(), " ".join(title.split()), message, author, commit.commit_time)
@@ -167,7 +163,6 @@ def commit_message(title: str, description: str) -> str:
 
 
 def add_blob(git: Repo, content: bytes) -> ObjectID:
-    """Write a blob and return its id."""
     blob = Blob.from_string(content)
     git.object_store.add_object(blob)
     return blob.id

@@ -27,8 +27,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class LargeFileStore:
-    """The large files under one folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

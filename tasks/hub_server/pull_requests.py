@@ -38,8 +38,6 @@ Status = Literal["draft", "open", "closed", "merged"]
 
 
 class PullRequestEvent(BaseModel):
-    """Something that happened to a pull request."""
-
     type: Literal["comment", "status-change", "title-change", "commit"]
     author: str
     text: str

@@ -53,7 +53,6 @@ class HubState:
 
 
 def get_hub_state(request: Request) -> HubState:
-    """Return the Hub that serves this request."""
     hub: HubState = request.app.state.hub
     return hub
 
@@ -111,8 +110,6 @@ def require_own_page(request: Request, *, any_name: bool = False) -> None:
 
 @dataclass(frozen=True)
 class RequestedRepository:
-    """The repository that a request names."""
-
     kind: str
     namespace: str
     name: str

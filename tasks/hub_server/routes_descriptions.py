@@ -106,7 +106,6 @@ def _describe(target: requests.RequestedRepository, sha: str, *, files: bool) ->
 
 
 def _tags(metadata: requests.Json, kind: str) -> Iterator[str]:
-    """Yield the tags that the Hub makes of the metadata of a card."""
     prefixes = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[kind]
     for key, prefix in prefixes.items():
         value = metadata.get(key)
@@ -116,7 +115,6 @@ def _tags(metadata: requests.Json, kind: str) -> Iterator[str]:
 
 
 def _siblings(repository: BareRepository, sha: str) -> Iterator[requests.Json]:
-    """Yield the files of a commit."""
     for entry in repository.entries(sha, recursive=True):
         if entry.is_folder:
             continue

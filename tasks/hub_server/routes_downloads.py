@@ -53,7 +53,6 @@ def download_file(
     opened: Annotated[ExitStack, Depends(_close_after_answer)],
     download: str = "",
 ) -> Response:
-    """A file at a revision."""
     repository = target.repository
     sha = repository.resolve(revision)
     try:

@@ -157,7 +157,6 @@ def show_folder(
 
 @repository_router.get("/commits/{revision}")
 def show_commits(request: Request, target: requests.Browsable, revision: requests.Quoted) -> Response:
-    """The commits of a revision, newest first."""
     commits = target.repository.history(target.repository.resolve(revision), limit=_MAX_COMMITS)
     context = {"commits": commits, "limit": _MAX_COMMITS}
     return render_repository_page(request, target, revision, "revisions.html", context)
@@ -166,7 +165,6 @@ def show_commits(request: Request, target: requests.Browsable, revision: request
 def render_repository_page(
     request: Request, target: requests.RequestedRepository, revision: str, template: str, context: Mapping[str, object]
 ) -> Response:
-    """Render a page of one repository at one revision."""
     sha = target.repository.resolve(revision)
     common: requests.Json = {
         "target": target,
@@ -241,7 +239,6 @@ def _signed_in(request: Request, user: str) -> Response:
 
 @router.post("/-/sign-out")
 def sign_out(request: Request) -> Response:
-    """End the session."""
     requests.require_own_page(request)
     sessions, url = requests.get_hub_state(request).sessions, request.url
     sessions.close(request.cookies, url.scheme, url.hostname or "")

@@ -61,7 +61,6 @@ def list_pull_requests(
 
 @router.get(_ONE)
 def describe_pull_request(target: Readable, number: int) -> Json:
-    """A pull request with its events."""
     found, changes = target.pull_requests.read(number)
     events = _events_json(target, number, found.history(changes.commits))
     merged = {"mergeCommitId": found.merge.commit} if found.merge and found.status == "merged" else {}
@@ -80,7 +79,6 @@ class _NewComment(JsonBody):
 
 @router.post(_ONE + "/comment")
 def add_comment(target: Participant, number: int, new: Annotated[_NewComment, Depends(_NewComment.read)]) -> Json:
-    """Add a comment."""
     event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
 
@@ -141,14 +139,12 @@ def _events_json(target: RequestedRepository, number: int, events: list[PullRequ
 
 @repository_router.get("/discussions")
 def show_pull_requests(request: Request, target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
-    """The pull requests, newest first."""
     found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
     return render_repository_page(request, target, MAIN, "pull_requests.html", {"found": found, "shown": status})
 
 
 @repository_router.get("/discussions/{number}")
 def show_pull_request(request: Request, target: Browsable, number: int) -> Response:
-    """One pull request."""
     found, changes = target.pull_requests.read(number)
     context = {
         "found": found,

@@ -23,7 +23,6 @@ router = APIRouter()
 
 @router.get("/api/whoami-v2")
 def whoami(request: Request, user: requests.RequiredUser) -> requests.Json:
-    """The user of the token."""
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
     writers = sorted(requests.get_hub_state(request).access.writers.items())
@@ -92,7 +91,6 @@ def create_repository(
 def delete_repository(
     request: Request, user: requests.RequiredUser, old: Annotated[_Repository, Depends(_Repository.read)]
 ) -> requests.Json:
-    """Delete a repository."""
     hub = requests.get_hub_state(request)
     namespace, kind = old.organization or user, old.kind
     requests.open_visible_repository(hub, kind, namespace, old.name, user)
@@ -109,7 +107,6 @@ class _Settings(_Visibility):
 def set_repository_visibility(
     target: requests.Writable, settings: Annotated[_Settings, Depends(_Settings.read)]
 ) -> requests.Json:
-    """Make the repository public or private."""
     if settings.gated:
         raise not_implemented_error("gated access")
     if settings.is_private is not None:
@@ -172,13 +169,11 @@ def delete_large_files(
 
 @router.get(requests.API + "/auth-check")
 def check_read_access(_: requests.Readable) -> requests.Json:
-    """Check that the user can read the repository."""
     return {}
 
 
 @router.get(requests.API + "/auth-check/write")
 def check_write_access(_: requests.Writable) -> requests.Json:
-    """Check that the user can write to the repository."""
     return {}
 
 
@@ -199,7 +194,6 @@ def create_tag(
 
 @router.delete(requests.API + "/tag/{tag}")
 def delete_tag(target: requests.Writable, tag: requests.Quoted) -> requests.Json:
-    """Delete a tag."""
     target.repository.delete_ref("tags", tag)
     return {}
 
@@ -212,7 +206,6 @@ class _NewBranch(requests.JsonBody):
 def create_branch(
     target: requests.Writable, branch: requests.Quoted, new: Annotated[_NewBranch, Depends(_NewBranch.read)]
 ) -> requests.Json:
-    """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}
 

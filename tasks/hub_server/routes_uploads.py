@@ -64,7 +64,6 @@ Committable = Annotated[requests.RequestedRepository, Depends(get_committable_re
 
 
 async def read_raw_commit_body(request: Request, target: Committable) -> bytes:
-    """Return the body of a commit."""
     return await limits.read_limited_body(request, limits.COMMIT_BYTES if target.can_write else SHARE_BYTES)
 
 

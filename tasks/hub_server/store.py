@@ -25,8 +25,6 @@ _NEW, _DELETED = ".new-", ".deleted-"
 
 
 class RepositoryStore:
-    """All repositories under one folder."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 

@@ -154,7 +154,6 @@ def rename_reserved_columns(batch: SourceBatch) -> SourceBatch:
 
 
 def rename_columns(batch: SourceBatch, names: Mapping[str, str]) -> SourceBatch:
-    """Return a batch with new names for some columns."""
     kinds = {names.get(name, name): kind for name, kind in batch.types.items()}
     return replace(
         batch,
@@ -266,7 +265,6 @@ def _conversion_error(rows: pa.RecordBatch) -> str | None:
 
 
 def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> tuple[pa.Array, pa.DataType]:
-    """Return a column as it is stored, and the type of its values."""
     for value, address in zip(values, addresses, strict=True):
         if _is_too_deep(value):
             what = f"column `{name}` is nested more than {MAX_NESTING} levels deep"

@@ -74,8 +74,6 @@ class FileRowRange:
 
 @dataclass(frozen=True)
 class FileRowIndex:
-    """The rows of a file."""
-
     path: Path
     name: str
     sha256: str

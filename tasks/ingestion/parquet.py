@@ -227,7 +227,6 @@ def _json_type(text: str) -> str:
 
 
 def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
-    """Return the columns as a split's schema has them."""
     return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
 
 

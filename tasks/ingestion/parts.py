@@ -44,7 +44,6 @@ _MEASURED_BYTES = 1 << 30
 def write_parts(
     source: OpenedSource, split: str, choice: RowChoice, division: SplitAssigner, *, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
-    """Write the parts of a split of the source."""
     works = list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
     files, what = source.indexes(split), f"parts of {split}{f' of {choice.name}' if choice.name else ''}"
     if files is None:
@@ -162,7 +161,6 @@ def divide_files_into_parts(files: Sequence[FileRowIndex]) -> Iterator[tuple[Fil
 
 
 def read_file_ranges(pieces: Iterable[FileRowRange]) -> Batches:
-    """Yield the rows of several pieces."""
     for piece in pieces:
         yield from piece.batches()
 

@@ -16,8 +16,6 @@ def revisions_by_source(revision: str) -> dict[str, str]:
 
 
 class IngestReport(Report):
-    """What the ingest stage read."""
-
     saved_as: ClassVar[str] = "ingest"
     source: str
     """The kind of the source, as in the recipe."""

@@ -31,7 +31,6 @@ _MAX_DEPTH: Final = 50
 
 
 def too_large_error(where: str) -> DataError:
-    """Return the error for a row that is too large."""
     what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB, the most that a row may have"
     return DataError(
         where, what, "divide it into several rows, or remove it; a small file can stand for a very large row"

@@ -52,8 +52,6 @@ _LATEST_S = 86_400
 
 @dataclass
 class _ReadSource:
-    """A source, and what was read of it."""
-
     key: str
     """In the recipe: `data.source`, or for example `data.sources.feedback`."""
     keys: Source

@@ -73,7 +73,6 @@ class Ancestor:
 
     @classmethod
     def of_record(cls, found: RecordedAncestor) -> Self:
-        """Return an ancestor of which only a record is left."""
         return cls(**dict(found))
 
 

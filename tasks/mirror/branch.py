@@ -44,8 +44,6 @@ _MAX_JSON_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class MirroredCheckpoint:
-    """A checkpoint on the branch."""
-
     folder: str
     """Its folder on the branch."""
     step: int
@@ -143,7 +141,6 @@ class CheckpointsBranch:
         return CheckpointError(f"{self.where}, {name}", found, fix)
 
     def _read(self, path: str, commit: str) -> dict[str, Any]:
-        """Read a file of the branch as JSON."""
         try:
             found = json.loads(self.repository.read(commit, path, max_bytes=_MAX_JSON_BYTES) or b"")
         except (ValueError, RecursionError) as error:

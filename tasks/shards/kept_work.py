@@ -341,7 +341,6 @@ def _is_there(root: Path, code: tuple[tuple[str, str], ...]) -> bool:
 
 
 def hash_settings(**settings: Any) -> str:
-    """Return a hash of settings that JSON can hold."""
     return _digest(settings)
 
 

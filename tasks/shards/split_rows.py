@@ -210,7 +210,6 @@ def schema_as_read(schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> pa.Sch
 
 
 def table_of_values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table with these columns."""
     columns = []
     for field in schema:
         values = [row.get(field.name) for row in rows]
@@ -238,7 +237,6 @@ def values_of_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def values_of_rows(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
-    """Return rows as mappings of their values."""
     found: list[dict[str, Any]] = rows.to_pylist()
     for name in (field.name for field in rows.schema if field.type.equals(JSON)):
         for row, value in zip(found, values_of_column(rows[name]), strict=True):

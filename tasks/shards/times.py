@@ -22,7 +22,6 @@ _MILLISECONDS: Final = (1e11, 1e13)
 
 
 def microseconds(value: dt.timedelta) -> int:
-    """Return a span of time in microseconds."""
     return value // dt.timedelta(microseconds=1)
 
 

@@ -29,8 +29,6 @@ class SplitStatistics(Report):
 
 
 class TokenizationReport(Report):
-    """What the tokenize stage made."""
-
     saved_as: ClassVar[str] = "tokenize"
     vocab_size: int
     max_length: int

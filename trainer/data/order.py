@@ -148,7 +148,6 @@ class _EpochRows:
         self._lengths = lengths
 
     def __getitem__(self, places: slice) -> torch.Tensor:
-        """Return the rows at some places that follow each other."""
         start, stop, _ = places.indices(len(self._batches) * self._size)
         if self._lengths is None:
             return self._order[start:stop]  # type: ignore[no-any-return]

@@ -68,7 +68,6 @@ class Manifest:
 
     @classmethod
     def write(cls, folder: Path, shards: list[Shard]) -> Self:
-        """Write the manifest of a folder, and return it."""
         text = _Content(shards=tuple(shards)).model_dump_json(indent=1, exclude_defaults=True)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
         return cls(folder, tuple(shards))
@@ -105,6 +104,5 @@ def share_of_epoch(rows: int, weight: float) -> tuple[int, int]:
 
 
 def rows_per_epoch(weights: Sequence[tuple[int, float]]) -> int:
-    """Return how many rows an epoch has."""
     counts = ((rows, *share_of_epoch(rows, weight)) for weight, rows in rows_by_weight(weights).items())
     return sum(rows * whole + part for rows, whole, part in counts)

@@ -121,7 +121,6 @@ class Sequences:
 
 
 def read_split(tokens: Path, split: str) -> Sequences:
-    """Return the sequences of a split."""
     return Sequences(tokens / split)
 
 
@@ -131,7 +130,6 @@ def read_documents(tokens: Path) -> Sequences | None:
 
 
 def read_tokenizer(tokens: Path) -> Tokenizer:
-    """Return the tokenizer that made the sequences."""
     check_safe_to_load(tokens / "tokenizer")
     tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer

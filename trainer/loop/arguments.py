@@ -105,7 +105,6 @@ _NEEDS_GPU = {"use_liger_kernel": "Liger's kernels need a GPU", "tf32": "TF32 is
 
 
 def training_argument_types() -> dict[str, Any]:
-    """Return the fields of TrainingArguments with their types."""
     hints = typing.get_type_hints(transformers.TrainingArguments)
     return {field.name: hints[field.name] for field in dataclasses.fields(transformers.TrainingArguments) if field.init}
 

@@ -105,7 +105,6 @@ class RecipeLoss:
     """From the labels of a micro-batch to what the loss is a mean over; None: to the objective's `loss_items`."""
 
     def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        """Return the loss of a micro-batch."""
         return self.function(outputs, labels, num_items_in_batch)
 
 

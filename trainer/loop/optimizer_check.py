@@ -174,8 +174,6 @@ def _accepted_arguments(name: str, given: dict[str, str]) -> set[str]:
 
 
 class _ReadKeys(UserDict[str, str]):
-    """A mapping that records which keys are read."""
-
     def __init__(self, content: dict[str, str]) -> None:
         super().__init__(content)
         self.names: set[str] = set()

@@ -33,6 +33,5 @@ def sequences_of_epoch(known: KnownRows | None, rows: int, global_batch_size: in
 
 
 def steps_of(job: Job) -> int:
-    """Return the optimizer steps of a job."""
     rows, size = tokens.read_split(job.tokens, "train"), job.training.global_batch_size
     return total_steps(job.training, sequences_of_epoch(read_known_rows(job, rows), rows.per_epoch, size))

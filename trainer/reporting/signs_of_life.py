@@ -66,7 +66,6 @@ class Work(NamedTuple):
         return self.seconds / made * (self.total - (self.done or 0)) if self.total and made > 0 else None
 
     def as_line(self) -> str:
-        """Return it as a line of a log."""
         if self.done is None:
             return f"{self.what} ({self.since_s} s)" if self.since_s else self.what
         share = f" of {self.total} ({100 * self.done / self.total:.0f}%)" if self.total else ""

@@ -15,8 +15,6 @@ from transformers import TrainerCallback
 
 @dataclass
 class ProcessMeasurements:
-    """What one process of a training took."""
-
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: list[float] = field(default_factory=list)
     """CPU time of each step: of all threads together."""

@@ -24,8 +24,6 @@ _PULSE = 256
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state that one process reported last."""
-
     rank: int
     pid: int
     host: str
