@@ -109,8 +109,10 @@ UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
 
 def stage_named(name: str) -> Stage:
+    """Return a stage by its name."""
     return next(stage for stage in PIPELINE if stage.name == name)
 
 
 def stage_of_report(report: str) -> Stage:
+    """Return the stage that writes a report, by the report's name."""
     return next(stage for stage in PIPELINE if report in stage.reports)
