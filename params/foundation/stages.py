@@ -1,6 +1,6 @@
 """The list of stages. What else knows them is derived from it: their commands, their arguments, their reports, what must have run before.
 
-dvc.yaml has the same stages with all that makes each stale; a contract test compares the two. docs/stages.md says how to add one.
+dvc.yaml has the same stages with all that makes each stale; a contract test compares the two. docs/add-a-stage.md says how to add one.
 """
 
 from __future__ import annotations

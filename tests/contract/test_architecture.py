@@ -1,4 +1,4 @@
-"""docs/architecture.md shows every folder, and the modules and names in the docs exist."""
+"""docs/architecture.md shows every folder and what each stage reads, and the modules and names in the docs exist."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from params.foundation.stages import PIPELINE, STAGES, Stage
 from tests.support.project import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,6 +22,14 @@ def test_tree_shows_every_folder(package: str) -> None:
     assert block
     folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     assert folders <= set(re.findall(r"(\w+)/", block[0]))
+
+
+@pytest.mark.parametrize("stage", PIPELINE, ids=STAGES)
+def test_table_of_stages_has_what_each_reads(stage: Stage) -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    (read,) = re.findall(rf"^\| {stage.name} \| ([^|]+) \|", text, re.MULTILINE)
+    assert sorted(re.findall(r"[\w.]+", read)) == sorted({*stage.sections} - {"launch"})
+    assert ("launch" in stage.sections) is (stage.name != "publish")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""A new stage is a line in the list, a folder and a stage in dvc.yaml: made from the blocks of docs/stages.md, it runs among the others."""
+"""A new stage is a line in the list, a folder and a stage in dvc.yaml: made from the blocks of docs/add-a-stage.md, it runs among the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from params.foundation.stages import STAGES
 from tests.support.project import ROOT
 
-PAGE = (ROOT / "docs/stages.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/add-a-stage.md").read_text(encoding="utf-8")
 STAGE, PLACE, CODE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 (DVC,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
