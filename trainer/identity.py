@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -188,28 +188,42 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
     watched = list(_places_watched_by_stages(artifacts))
     if not item or not watched:
         return
-
-    def is_watched(path: Path) -> bool:
-        return all(_is_in(path, places) for places in watched)
-
     objective = sections.get("objective", {}).get("name")
     for what, fix in _unwatched_code_of_objective(_OBJECTIVES / f"{objective}.py", item, root):
         yield "objective", what, fix
     for plugin in find_objective_plugin(str(objective)):
-        if "objective" not in item or not _pins(root / item["objective"], plugin):
+        if not _is_pinned("objective", plugin, item, root):
             yield "objective", *_pin_problem("objective", item, plugin)
     fix = "set `code:` there to the file or folder that does; keep all code that the recipe names in one"
     for section, content in sections.items():
-        own = {name: path for name, path in code_named_by_recipe(content).items() if path.is_relative_to(root)}
-        missing = [name for name, path in own.items() if importing.is_project_file(path) and not is_watched(path)]
+        missing = _unwatched_files(content, root, watched)
         if missing:
-            left = len(missing) - 3
-            more = f" and {left} more file{'s' * (left > 1)}" if left > 0 else ""
-            lacks = f"does not contain {', '.join(missing[:3])}{more}"
-            yield section, f"watches {item.get('code')} for this recipe, which {lacks}", fix
+            what = f"watches {item.get('code')} for this recipe, which does not contain {_first_three(missing)}"
+            yield section, what, fix
         for plugin in importing.find_named_plugins(content):
-            if "code" not in item or not _pins(root / item["code"], plugin):
+            if not _is_pinned("code", plugin, item, root):
                 yield section, *_pin_problem("code", item, plugin)
+
+
+def _unwatched_files(content: Any, root: Path, watched: Sequence[Iterable[Path]]) -> list[str]:
+    """Return the project's files that a section of the recipe names, and that are in none of the places of some stage."""
+    found = []
+    for name, path in code_named_by_recipe(content).items():
+        is_ours = path.is_relative_to(root) and importing.is_project_file(path)
+        if is_ours and not all(_is_in(path, places) for places in watched):
+            found.append(name)
+    return found
+
+
+def _first_three(files: Sequence[str]) -> str:
+    left = len(files) - 3
+    more = f" and {left} more file{'s' * (left > 1)}" if left > 0 else ""
+    return f"{', '.join(files[:3])}{more}"
+
+
+def _is_pinned(key: str, plugin: Plugin, item: Mapping[str, str], root: Path) -> bool:
+    """Whether the file or folder that an item of recipes.yaml names has the version of a plugin's package."""
+    return key in item and _pins(root / item[key], plugin)
 
 
 def _pin_problem(key: str, item: Mapping[str, str], plugin: Plugin) -> tuple[str, str]:
