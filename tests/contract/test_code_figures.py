@@ -50,7 +50,6 @@ STILL_ABOVE = {
     "tasks/validation/documents.py": "write_good_documents",
     "tasks/validation/label_checks.py": "_check_known",
     "tasks/validation/stage.py": "_failures validate",
-    "trainer/identity.py": "find_unwatched_code",
     "trainer/objectives/advice/embedding.py": "found_options",
     "trainer/objectives/bases/conversations/chat.py": "_tokenize_spans",
     "trainer/objectives/bases/conversations/message_reader.py": "read",
