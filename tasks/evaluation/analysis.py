@@ -26,6 +26,7 @@ from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vect
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.lazy_imports import NDArray
+from trainer.objectives.bases.metrics.calibration import describe_bins
 from trainer.objectives.bases.metrics.metric import names_where
 
 _Slice = tuple[str, str, "NDArray[np.int64]", float | None]
@@ -52,7 +53,8 @@ class EvaluationAnalysis:
         self._check_gate()
         resampler, scores = self.plan.resampler, self.scored["model"].scores
         models = {name: one.scores for name, one in self.scored.items() if name != "compared"}
-        calibration = resampler.objective.calibration_bins(resampler.totals(scores), resampler.state)
+        sums = resampler.objective.sums(resampler.totals(scores), resampler.state)
+        calibration = describe_bins(sums["calibration"]) if "calibration" in sums else []
         return report.EvaluationDetails(
             confidence=resampler.confidence,
             resamples=resampler.resamples,

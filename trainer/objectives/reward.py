@@ -25,7 +25,7 @@ from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns,
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.labels.names import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics
 from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.preferences.answer_form import KEY, AnswerForm
@@ -194,9 +194,6 @@ class Reward(PairObjective[Options]):
         with np.errstate(over="ignore"):
             found: NDArray[np.float64] = 1 / (1 + np.exp(-np.abs(scores["chosen_reward"] - scores["rejected_reward"])))
         return found
-
-    def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        return describe_bins(self.sums(totals, state)["calibration"])
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         return {"chosen": f"{scores['chosen_reward']:.3f}", "rejected": f"{scores['rejected_reward']:.3f}"}

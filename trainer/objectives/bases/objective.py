@@ -389,10 +389,6 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return groups of N rows whose means the report shows, such as the error by tenths of the true number."""
         return ()
 
-    def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        """Return mean confidence, accuracy and number of rows of each confidence bin, from summed statistics (S,)."""
-        return []
-
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model

@@ -20,7 +20,7 @@ from params.defaults import ObjectiveDefaults
 from trainer.objectives.bases.labels.names import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
-from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.metrics.calibration import calibration_error, calibration_statistics
 from trainer.objectives.bases.metrics.label_results import LabelBeliefs, macro_f1, rows_of_macro_f1
 from trainer.objectives.bases.metrics.metric import Metric, Sums, every_row, named, ratio
 from trainer.objectives.bases.objective import (
@@ -160,6 +160,3 @@ class OneLabel(TextOrPairObjective[OptionsT], ClassifierObjective[OptionsT]):
 
     def _label(self, row: Row) -> str:
         return str(row[self.label_column]).strip()
-
-    def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        return describe_bins(self.sums(totals, state)["calibration"])
