@@ -35,7 +35,6 @@ STILL_ABOVE = {
     "tasks/inference/command.py": "try_model",
     "tasks/inference/trial_process.py": "_answer",
     "tasks/inference/tried_model.py": "_classify load",
-    "tasks/ingestion/formats/json_files.py": "read_json_items",
     "tasks/releases/clone.py": "_fetch _link write_recipe_and_link_files",
     "tasks/report/charts.py": "_curve",
     "tasks/report/page.py": "derive_headline render_report_page",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -25,6 +26,7 @@ _BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 _LINES_OF_A_TEXT = 1000
 _SPACES = re.compile(r"\s*")
+_NOTHING: Final = object()
 
 
 class JsonFiles(Format):
@@ -133,36 +135,57 @@ def _is_cut_off(line: str, error: Exception, rest: Iterable[bytes]) -> bool:
 def read_json_items(file: io.BufferedReader, path: Path, name: str) -> AddressedRows:
     """Yield the items of an array, or objects behind each other; one of them and the next block are in memory."""
     with io.TextIOWrapper(file, "utf-8-sig") as text:
-        rest = text.read(_BLOCK_BYTES)
-        at, number = _end_of_spaces(rest, 0), 0
-        is_array = rest.startswith("[", at)
-        at += is_array
-        while True:
-            where, begin = f"{name} item {number}", _end_of_spaces(rest, at)
-            try:
-                if not number and is_array and rest.startswith("]", begin):
-                    _refuse_more(rest[begin + 1 :], text, name)
-                    return
-                row, end = _DECODER.raw_decode(rest, begin)
-                end = _end_of_spaces(rest, end)
-                problem = "" if rest.startswith(("]", "," if is_array else "{"), end) else "another row must follow"
-            except (ValueError, RecursionError) as error:
-                problem = str(error)
-            if problem:
-                if len(rest) - at > MAX_ROW_BYTES:
-                    raise too_large_error(where)
-                block = text.read(max(_BLOCK_BYTES, len(rest) - at))
-                if not block and (is_array or rest.endswith("]")):
-                    raise _malformed(where, problem, path, "write the file again")
-                rest, at = rest[at:] + (block or "]"), 0  # as if objects behind each other were an array
-                continue
+        items = _Items(text, path)
+        for number in itertools.count():
+            where = f"{name} item {number}"
+            row, end = items.decode_next(where, is_first=number == 0)
+            if row is _NOTHING:
+                _refuse_more(items.rest[end + 1 :], text, name)
+                return
             if not isinstance(row, dict):
                 raise DataError(where, "is not an object", 'write an object for each row: {"text": "..."}')
             yield where, row
-            if rest[end] == "]":
-                _refuse_more(rest[end + 1 :], text, f"{name} behind item {number}")
+            if items.rest[end] == "]":
+                _refuse_more(items.rest[end + 1 :], text, f"{name} behind item {number}")
                 return
-            at, number = end + is_array, number + 1
+            items.at = end + items.is_array
+
+
+class _Items:
+    """The text of an array, or of objects behind each other, as far as it has been read."""
+
+    def __init__(self, text: IO[str], path: Path) -> None:
+        self._text, self._path = text, path
+        self.rest = text.read(_BLOCK_BYTES)
+        begin = _end_of_spaces(self.rest, 0)
+        self.is_array = self.rest.startswith("[", begin)
+        self.at = begin + self.is_array
+        """Where the next item begins in `rest`, or spaces before it."""
+
+    def decode_next(self, where: str, *, is_first: bool) -> tuple[Any, int]:
+        """Return the next item, and where what follows it begins; `_NOTHING` if the array is empty."""
+        while True:
+            begin = _end_of_spaces(self.rest, self.at)
+            if is_first and self.is_array and self.rest.startswith("]", begin):
+                return _NOTHING, begin
+            try:
+                row, end = _DECODER.raw_decode(self.rest, begin)
+            except (ValueError, RecursionError) as error:
+                self._read_more(str(error), where)
+                continue
+            end = _end_of_spaces(self.rest, end)
+            if self.rest.startswith(("]", "," if self.is_array else "{"), end):
+                return row, end
+            self._read_more("another row must follow", where)
+
+    def _read_more(self, problem: str, where: str) -> None:
+        """Read the next block; if there is none, the problem is no end of a block."""
+        if len(self.rest) - self.at > MAX_ROW_BYTES:
+            raise too_large_error(where)
+        block = self._text.read(max(_BLOCK_BYTES, len(self.rest) - self.at))
+        if not block and (self.is_array or self.rest.endswith("]")):
+            raise _malformed(where, problem, self._path, "write the file again")
+        self.rest, self.at = self.rest[self.at :] + (block or "]"), 0  # as if objects behind each other were an array
 
 
 def _malformed(where: str, problem: str, path: Path, fix: str) -> DataError:
