@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
@@ -16,7 +16,9 @@ from tasks.ingestion.batches import SourceBatch, numbers_as_written, to_readable
 from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
 from tasks.ingestion.row_choice import RowChoice
 from tasks.shards.split_rows import NUMBER, as_text, schema_as_read
-from trainer.objectives.bases.rows import ColumnKind
+
+if TYPE_CHECKING:
+    from trainer.objectives.bases.rows import ColumnKind
 
 Row = Mapping[str, Any]
 _NUMBER: Final = re.compile(NUMBER)
