@@ -10,7 +10,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, Field
 
-from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, SUITES, Artifacts
+from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
 from params.foundation.errors import ModelError
 from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Model, ObjectiveChoice
@@ -111,12 +111,6 @@ def validated_rows_digest(artifacts: Artifacts) -> str:
     for split in (*SPLITS, *([CORPUS] if (artifacts.rows / CORPUS).exists() else [])):
         digest.update(f"{split} {shards.folder_sha256(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
-
-
-def suites_digests(artifacts: Artifacts) -> dict[str, str]:
-    """Return the digests of the validated rows of `evaluation.suites`, by name."""
-    folder = artifacts.rows / SUITES
-    return {own.name: shards.folder_sha256(own) for own in sorted(folder.iterdir())} if folder.exists() else {}
 
 
 def evaluation_recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:

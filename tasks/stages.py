@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 import pydantic
 
@@ -36,6 +36,21 @@ class Report(pydantic.BaseModel):
 
 
 ReportT = TypeVar("ReportT", bound=Report)
+
+
+class ReportWithFindings(Report):
+    """A report that also has what measurements found (tasks/measurement.py), under keys that it does not know."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    def findings(self, kind: type[ReportT]) -> ReportT:
+        """Return what a measurement found, by its fields; their defaults where the report lacks them."""
+        there = self.model_extra or {}
+        return kind.model_validate({name: there[name] for name in kind.model_fields if name in there})
+
+    def with_findings(self, found: Report) -> Self:
+        """Return a report that has these findings, too."""
+        return self.model_copy(update=found.model_dump(mode="json"))
 
 
 def log_reasons(own: logging.Logger, stage: str, verdict: str, reasons: Iterable[str]) -> None:

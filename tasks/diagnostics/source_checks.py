@@ -15,11 +15,11 @@ from params.problems import Key, suggestion
 from params.schema import ObjectiveChoice, Training
 from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation
-from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.sample import take_rows
 from tasks.ingestion.source import naming_source, open_source, wait_for_answers
+from tasks.measurements.suites.judging import why_not_judged
 from trainer import objectives
 from trainer.conflicts import find_weight_conflicts
 from trainer.loop.batch import total_steps

@@ -1,6 +1,6 @@
 """The gate: may the candidate replace the champion, that is the published model?
 
-    refuse   no, it must not be published at all: it misses a floor or a suite of rows, or a first release is no better than before training
+    refuse   no, it must not be published at all: it misses a floor or what a measurement demands, or a first release is no better than before training
     keep     no, the champion stays: the candidate was not shown to be better, or is what the training started from
     publish  yes
 
@@ -21,6 +21,7 @@ from tasks.evaluation import report
 from tasks.evaluation.label_report import LabelReport
 from tasks.multiple_tests import holm_rejections
 from tasks.release_log.events import Verdict
+from tasks.measurement import list_measurements
 
 _NEW_ROWS: Final = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
 
@@ -97,7 +98,8 @@ def _missed_requirements(gate: Gate, candidate: JudgedModel, details: report.Eva
     yield from _missed_floors(gate, details.directions, candidate.metrics)
     yield from _missed_slice_floors(gate, details.slices)
     yield from _missed_label_floors(gate, details.labels)
-    yield from (suite.sentence for suite in details.suites if not suite.is_passed)
+    for one in list_measurements():
+        yield from one.refusals(details.findings(one.kind), gate)
 
 
 def _failures_of_first_release(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil, isfinite, log2
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,11 +12,10 @@ from params.sections.base import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.release_log.events import Verdict
-from tasks.stages import Number, Report
+from tasks.stages import Number, Report, ReportWithFindings
 from trainer.start import ReleaseReference
 
 Opponent = Literal["champion", "untrained", "other_rows"]
@@ -261,7 +260,7 @@ class DifferingRow(Report):
     champion_notes: dict[str, str]
 
 
-class EvaluationDetails(Report):
+class EvaluationDetails(ReportWithFindings):
     """What an evaluation reports beside the metrics."""
 
     saved_as: ClassVar[str] = "details"
@@ -304,8 +303,6 @@ class EvaluationDetails(Report):
     """Why they could not be told apart."""
     other_rows: MetricComparison | None = None
     """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
-    suites: list[SuiteResult] = Field(default=[])
-    """What the candidate makes of `evaluation.suites`."""
 
     def copies_sentence(self, split: str) -> str:
         """Return what is to be said of the copies in a split."""
@@ -343,8 +340,11 @@ class HeldOutRowUse(Report):
         return f"earlier comparisons used the held-out rows {self.uses:.1f} of {self.comparisons} times"
 
 
-class Blessing(Report):
-    """Whether the candidate may be published and why, with the hashes of what this is about."""
+class Blessing(ReportWithFindings):
+    """Whether the candidate may be published and why, with the hashes of what this is about.
+
+    It also has the hashes of the rows that measurements read beside the splits, under their names.
+    """
 
     saved_as: ClassVar[str] = "blessing"
     verdict: Verdict
@@ -366,8 +366,10 @@ class Blessing(Report):
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: ReleaseReference | None
-    suites: dict[str, str] = Field(default={})
-    """Hashes of the rows of `evaluation.suites` by name."""
+
+    def rows_read_by(self, measurement: str) -> Any:
+        """Return the hashes of the rows that a measurement has read beside the splits, by the names of these rows."""
+        return (self.model_extra or {}).get(measurement, {})
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

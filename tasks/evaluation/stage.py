@@ -19,9 +19,10 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically, write_text_atomically
@@ -34,17 +35,16 @@ from tasks.evaluation.analysis import EvaluationAnalysis
 from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
-from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
-from tasks.evaluation.suite_report import SuiteResult
-from tasks.evaluation.suites import judge_suites
 from tasks.evaluation.verdict_log import log_verdict
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.hub_client.repository_name import name_repository
 from tasks.lineage.ancestors import read_start_of_training
-from tasks.release_log.events import read_release_events_of_project
+from tasks.release_log.events import Verdict, read_release_events_of_project
+from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport, HeldOutRowUse
+from tasks.measurement import Measurement, list_measurements, rows_read
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences
@@ -73,12 +73,12 @@ def evaluate(
         HubRefusedError, TransientError: the Hub does not say which model is published.
         StorageError: the disk is full; the earlier evaluation is unchanged.
     """
-    releases, settings = digests.weights_digest_by_form(artifacts), evaluation.gate
-    weights, data, where = releases["merged"], digests.validated_rows_digest(artifacts), resolve_hub_endpoint(endpoint)
-    recipe = digests.evaluation_recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
+    releases, data = digests.weights_digest_by_form(artifacts), digests.validated_rows_digest(artifacts)
+    where = resolve_hub_endpoint(endpoint)
     published = champion.fetch_champion(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
     is_champion = published.champion is not None and published.champion.weights in releases.values()
     has_champion = published.champion is not None and not is_champion
+    measurements = list_measurements()
     with replace_folder_atomically(artifacts.evaluation) as folder:
         plan = plan_evaluation_and_encode(
             artifacts,
@@ -90,27 +90,20 @@ def evaluate(
             published=published,
             folder=folder / ".texts",
         )
-        scored, found = score_models_and_write(plan, folder)
+        scored, found = score_models_and_write(plan, measurements, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
         other = scored["champion"].scores if "champion" in scored else None
         review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
-        analysis = EvaluationAnalysis(plan, scored)
-        details = analysis.details(found.confidence, review.report)
-        details = details.model_copy(update={"suites": found.suites})
-        if found.other_rows:
-            details = details.model_copy(update={"other_rows": analysis.compare_with_other_rows(found.other_rows)})
-        use: HeldOutRowUse | None = None
-        sketch: tuple[str, ...] = ()
+        details = _measure(EvaluationAnalysis(plan, scored), measurements, found, review)
         start = _find_best_start(artifacts, published.champion)
         if not (evaluation.compare_untrained or has_champion or is_champion):
             start = None  # as without a comparison with the untrained model, which this is
-        if settings.over == "test_rows" and details.comparisons and not (is_champion or start):
-            hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
+        use: HeldOutRowUse | None = None
+        sketch: tuple[str, ...] = ()
+        if evaluation.gate.over == "test_rows" and details.comparisons and not (is_champion or start):
             commit = published.champion.commit if published.champion else None
-            comparison = ComparisonId(name_repository(where, repo_id), weights, commit, data, plan.metric)
-            use = measure_row_use(settings, hashes, read_release_events_of_project(artifacts), comparison)
-            # When the rows are used up, the model cannot pass, so the comparison spends no error.
-            sketch = () if use.is_up else make_row_sketch(hashes["words"])
+            comparison = ComparisonId(name_repository(where, repo_id), releases["merged"], commit, data, plan.metric)
+            use, sketch = _find_row_use(artifacts, plan, scored["model"], comparison)
         judged = gate.JudgedModel(
             metric=plan.metric,
             metrics=scored["model"].metrics,
@@ -121,7 +114,7 @@ def evaluate(
             best_start=start,
             row_use=use,
         )
-        verdict, reasons = gate.judge_candidate(settings, judged, details)
+        verdict, reasons = gate.judge_candidate(evaluation.gate, judged, details)
         reasons += [
             f"it is not known of all held-out rows whether the model has learned from them: {why}"
             for why in plan.unknown
@@ -131,38 +124,17 @@ def evaluate(
             reasons=tuple(reasons),
             metric=plan.metric,
             first_release=not is_champion and not has_champion,
-            confidence=settings.comparison_confidence,
+            confidence=evaluation.gate.comparison_confidence,
             row_use=use,
-            model=weights,
+            model=releases["merged"],
             releases=tuple(releases.values()),
             data=data,
-            recipe=recipe,
+            recipe=digests.evaluation_recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation),
             champion=published.champion,
-            suites={one.name: one.sha256 for one in found.suites},
+            **rows_read(artifacts),
         )
-        metrics = {name: dict(one.metrics) for name, one in scored.items() if name != "compared"}
-        report = EvaluationReport(
-            split=evaluation.split,
-            rows=len(scored["model"].scores),
-            champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
-            learned=plan.learned_by_candidate,
-            learned_by_champion_alone=len(plan.learned["model"]) - plan.learned_by_candidate,
-            learned_validation=plan.learned_validation,
-            unknown=list(plan.unknown),
-            known_until=plan.known_until,
-            sequences=scored["model"].sequences,
-            metric=plan.metric,
-            verdict=verdict,
-            model=metrics["model"],
-            untrained=metrics.get("untrained"),
-            champion=metrics.get("champion"),
-            max_length=plan.compared_length,
-            judged_length=plan.compared_length or plan.models[0].reader.max_length,
-        )
-        (folder / "plots").mkdir()
-        with (folder / "plots" / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
-            values = ([name, metric, value] for name, own in metrics.items() for metric, value in own.items())
-            csv.writer(file).writerows([["model", "metric", "value"], *values])
+        report = _report_metrics(plan, scored, verdict)
+        _write_comparison_plot(scored, folder / "plots")
         save_report(details, folder / artifacts.report("details").name)
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
@@ -170,11 +142,71 @@ def evaluate(
     write_text_atomically(artifacts.review, review.table)
     if review.report:
         logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
-    told = (*(suite.sentence for suite in found.suites), found.confidence.sentence)
-    for sentence in filter(None, (*told, details.vectors and details.vectors.sentence)):
+    told = [sentence for one in measurements for sentence in one.sentences(details.findings(one.kind))]
+    for sentence in filter(None, (*told, found.confidence.sentence, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
     log_reasons(logger, "evaluate", verdict, reasons)
     return report
+
+
+def _measure(
+    analysis: EvaluationAnalysis,
+    measurements: Sequence[Measurement[Any]],
+    found: Measured,
+    review: label_review.LabelReview,
+) -> EvaluationDetails:
+    """Return what follows from the scores, and what else was measured."""
+    details = analysis.details(found.confidence, review.report)
+    if found.other_rows:
+        details = details.model_copy(update={"other_rows": analysis.compare_with_other_rows(found.other_rows)})
+    for one in measurements:
+        finding = one.measure(analysis, details)
+        if finding is not None:
+            details = details.with_findings(finding)
+    return details
+
+
+def _find_row_use(
+    artifacts: Artifacts, plan: EvaluationPlan, model: ScoredModel, comparison: ComparisonId
+) -> tuple[HeldOutRowUse, tuple[str, ...]]:
+    """Return how often earlier comparisons used the held-out rows, and the sketch of those that this one uses."""
+    hashes = hash_rows_of_split(plan.rows, model.scores.row_ids, plan.resampler.objective)
+    use = measure_row_use(plan.settings.gate, hashes, read_release_events_of_project(artifacts), comparison)
+    # When the rows are used up, the model cannot pass, so the comparison spends no error.
+    return use, () if use.is_up else make_row_sketch(hashes["words"])
+
+
+def _report_metrics(plan: EvaluationPlan, scored: Mapping[str, ScoredModel], verdict: Verdict) -> EvaluationReport:
+    metrics = {name: dict(one.metrics) for name, one in scored.items()}
+    return EvaluationReport(
+        split=plan.settings.split,
+        rows=len(scored["model"].scores),
+        champion_rows=len(scored["champion"].scores) if "champion" in scored else None,
+        learned=plan.learned_by_candidate,
+        learned_by_champion_alone=len(plan.learned["model"]) - plan.learned_by_candidate,
+        learned_validation=plan.learned_validation,
+        unknown=list(plan.unknown),
+        known_until=plan.known_until,
+        sequences=scored["model"].sequences,
+        metric=plan.metric,
+        verdict=verdict,
+        model=metrics["model"],
+        untrained=metrics.get("untrained"),
+        champion=metrics.get("champion"),
+        max_length=plan.compared_length,
+        judged_length=plan.compared_length or plan.models[0].reader.max_length,
+    )
+
+
+def _write_comparison_plot(scored: Mapping[str, ScoredModel], folder: Path) -> None:
+    """Write the values of all metrics and models, for `dvc plots`."""
+    folder.mkdir()
+    with (folder / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        values = csv.writer(file)
+        values.writerow(["model", "metric", "value"])
+        for model, one in scored.items():
+            if model != "compared":
+                values.writerows([model, metric, value] for metric, value in one.metrics.items())
 
 
 @dataclass
@@ -185,7 +217,6 @@ class Measured:
     """How sure the champion is of the new rows."""
     train: TrainFeatures | None = None
     """Features of train rows, for the review of labels."""
-    suites: Sequence[SuiteResult] = ()
     other_rows: RowScores | None = None
     """The candidate's scores with the inputs of other rows, if they are asked for."""
 
@@ -207,7 +238,9 @@ def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) ->
     return gate.BestStart(name, is_champion, str(trained.get("best_metric", "best_metric")))
 
 
-def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:
+def score_models_and_write(
+    plan: EvaluationPlan, measurements: Sequence[Measurement[Any]], folder: Path
+) -> tuple[dict[str, ScoredModel], Measured]:
     """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores."""
     split, resampler, scored = plan.settings.split, plan.resampler, dict[str, ScoredModel]()
     found = Measured(ChampionConfidence(reason=plan.not_measured))
@@ -228,8 +261,9 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
             groups=plan.groups,
             documents=one.documents(plan.documents),
         )
+        for measurement in measurements:
+            measurement.look(plan, one, network, scores)
         if one.name == "model":
-            found.suites = judge_suites(plan, network)
             found.other_rows = score_with_other_inputs(plan, network, one)
         if one.name == "untrained":
             found.train = label_review.measure_train_rows(plan, network)

@@ -21,6 +21,7 @@ from tasks import digests
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.evaluation.rolled_back_ancestors import why_ancestor_is_distrusted
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.measurement import rows_read
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
 from trainer.objectives.bases.network.position_limits import NO_LIMIT
@@ -90,7 +91,7 @@ class Candidate:
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
             "data": (blessing.data, digests.validated_rows_digest(self.artifacts)),
-            "suites": (blessing.suites, digests.suites_digests(self.artifacts)),
+            **{name: (blessing.rows_read_by(name), rows) for name, rows in rows_read(self.artifacts).items()},
             "recipe": (blessing.recipe, recipe),
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }

@@ -18,6 +18,7 @@ from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing
 from tasks.release_log.receipt import Receipt
+from tasks.measurement import PageSection, list_measurements
 from tasks.report import sections
 from tasks.report.canvas import chart_as_svg
 from tasks.report.charts import draw_curves, draw_gain
@@ -67,6 +68,7 @@ def render_report_page(
     source = artifacts.recipe_path
     address = Path(os.path.relpath(checked, artifacts.run)).as_posix()
     outputs = [(stage.partition("@")[0], out) for stage, of in results.dvc_lock.items() for out in of.get("outs") or ()]
+    measured = _measured_sections(results, quote_rows=quote_rows)
     content = {
         "results": results,
         "headline": top,
@@ -77,6 +79,8 @@ def render_report_page(
         "validation_page": address if results.local and quote_rows and checked.is_file() else "",
         "quote_rows": quote_rows,
         "splits": SPLITS,
+        "measured": measured,
+        "links": [(True, one.id, one.title) for one in measured],
         "comparison": sections.comparison_section_content(results),
         "labels": label_section_content(results),
         "slices": sections.slices_section_content(results),
@@ -87,6 +91,17 @@ def render_report_page(
         "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
     }
     return render_template("report/page.html.jinja", content)
+
+
+def _measured_sections(results: RunResults, *, quote_rows: bool) -> list[PageSection]:
+    """Return the sections of what was measured, in the order of the measurements."""
+    if results.details is None:
+        return []
+    details = results.details
+    found = [
+        one.page_section(details.findings(one.kind), results, quote_rows=quote_rows) for one in list_measurements()
+    ]
+    return [section for section in found if section]
 
 
 @dataclass(frozen=True)

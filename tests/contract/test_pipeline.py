@@ -55,6 +55,7 @@ HARMLESS_FOR = {
         "trainer.model.weights_header": "reads thresholds of a model",
     },
     "train": {"tasks.lineage": "says of which rows a model knows the answers"},
+    "evaluate": {"tasks.report": "shows what was measured"},
 }
 # Harmless to the weights, but it writes an output of the stage.
 OUTPUT_CODE = {"train": {"trainer/reporting/metrics_log.py"}, "validate": {"tasks/report/page.css"}}
@@ -293,6 +294,8 @@ def closure(entry: str, graph: grimp.ImportGraph, harmless: Mapping[str, str]) -
         imported = graph.find_modules_directly_imported_by(module)
         if module == "trainer.objectives":  # it imports them by name
             imported |= graph.find_children(module)
+        if module == "tasks.measurement":
+            imported |= graph.find_descendants("tasks.measurements")
         queue += imported
         parent = module.rpartition(".")[0]
         if parent:

@@ -16,12 +16,11 @@ from params.schema import ObjectiveChoice
 from params.sections.data import Data
 from params.sections.evaluation import Suite
 from params.sections.rows import Validation
-from tasks.digests import suites_digests
 from tasks.evaluation.report import Blessing, EvaluationDetails
-from tasks.evaluation.suite_report import FailedRow, SuiteResult
-from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.stage import ingest
 from tasks.recipes.loading import load
+from tasks.measurements.suites.judging import why_not_judged
+from tasks.measurements.suites.measurement import FailedRow, SuiteResult, SuiteResults, Suites
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.validation.stage import validate
@@ -46,7 +45,7 @@ def write_suite(artifacts, name="greetings", **columns):
 
 
 def results(artifacts):
-    return read_report(artifacts, EvaluationDetails).suites
+    return read_report(artifacts, EvaluationDetails).findings(SuiteResults).suites
 
 
 def built(name, **options):
@@ -84,7 +83,10 @@ class TestScores:
         write_suite(artifacts, text=[row["text"] for row in rows], label=[row["label"] for row in rows])
         assert run(artifacts, recipe).verdict == "publish"
         right = run(artifacts, recipe, suites=[suite(must=0.01)])
-        assert (right.verdict, read_report(artifacts, Blessing).suites) == ("publish", suites_digests(artifacts))
+        assert (right.verdict, read_report(artifacts, Blessing).rows_read_by("suites")) == (
+            "publish",
+            Suites().rows_read(artifacts),
+        )
         assert run(artifacts, recipe, suites=[suite()]).verdict == "refuse"
         (reason,) = read_report(artifacts, Blessing).reasons
         (found,) = results(artifacts)
@@ -230,7 +232,7 @@ class TestRows:
         artifacts, report = self.validated(project, "text,label\nhello the cat,cat\nhello the king,king\n")
         kept = SplitRows(artifacts.rows / SUITES / "greetings")
         assert [(row["row_id"], row["label"]) for row in kept.rows()] == [(0, "cat"), (1, "king")]
-        assert report.suites == suites_digests(artifacts)
+        assert report.suites == Suites().rows_read(artifacts)
         ingested = json.loads(artifacts.report("ingest").read_text())
         assert f"{SUITES}/greetings" in ingested["data_sha256"]
         before = dict(report.suites)

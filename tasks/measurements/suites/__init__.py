@@ -1,0 +1,1 @@
+"""Rows that a model must get right to be published (`evaluation.suites`)."""
