@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from params.sections.rows import Drift
-from tasks.drift.measure import compare_with_profile
-from tasks.drift.profile import DataProfile, measure_sampled_rows
-from tasks.drift.report import CONFIDENCE_ERROR_SHARE, MeasuredChange
-from tasks.drift.rows import SampledRows, hashed_ngrams, label_hash
+from tasks.known_rows.profile import DataProfile, measure_sampled_rows
+from tasks.known_rows.rows import SampledRows, hashed_ngrams, label_hash
+from tasks.measurements.drift.new_rows import compare_with_profile
+from tasks.measurements.drift.report import CONFIDENCE_ERROR_SHARE, MeasuredChange
 from tasks.multiple_tests import holm_rejections
 
 CONFIDENCES = (0.95, 0.99)

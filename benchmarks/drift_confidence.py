@@ -24,9 +24,9 @@ from sklearn.pipeline import make_pipeline
 
 from benchmarks.drift import CONFIDENCES, read
 from params.schema import ObjectiveChoice
-from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftReport
-from tasks.evaluation.champion import compare_champion_confidence
 from tasks.evaluation.scoring import RowScores
+from tasks.measurements.drift.confidence import compare_champion_confidence
+from tasks.measurements.drift.report import CONFIDENCE_ERROR_SHARE, DriftReport
 from trainer import objectives
 
 MODELS = 5

@@ -159,8 +159,6 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
         intervals={},
         comparisons=[all_rows],
         slices=[],
-        worst=[],
-        calibration=None,
     )
     for rows in (30, 60, 200):
         for truth, (first, others, is_error) in SLICE_TRUTHS.items():

@@ -218,7 +218,7 @@ def review_labels(
 
     The rows are in runs/<recipe>/review.csv. People fill in its column `corrected_label`.
     """
-    from tasks.evaluation import review_answers
+    from tasks.measurements.label_review import review_answers
 
     if take and out:
         raise typer.BadParameter("give --out or --take")

@@ -16,6 +16,7 @@ from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
 from tasks.hub_client import connection
+from tasks.measurement import list_measurements
 from tasks.release_log.receipt import Receipt, Status
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
@@ -92,8 +93,9 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
         lines += [f"the gate says {blessing.verdict}", *(f"  {reason}" for reason in blessing.reasons)]
     lines.append(f"metrics: {artifacts.report('evaluate')}")
     with contextlib.suppress(EvergreenError):
-        if suspects := read_report(artifacts, EvaluationDetails).suspects:
-            lines.append(f"{suspects.sentence}: {artifacts.review}")
+        details = read_report(artifacts, EvaluationDetails)
+        for one in list_measurements():
+            lines += one.run_lines(details.findings(one.kind), artifacts)
     if artifacts.page.exists():  # another worker may have written it
         lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)

@@ -12,21 +12,14 @@ import numpy as np
 from params import DataError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import SliceBy
-from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import report
-from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.heavy_rows import find_heavy_rows
-from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
-from tasks.evaluation.row_ages import KNOWN
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
-from tasks.evaluation.suspect_report import SuspectReport
-from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.lazy_imports import NDArray
-from trainer.objectives.bases.metrics.calibration import describe_bins
 from trainer.objectives.bases.metrics.metric import names_where
 
 _Slice = tuple[str, str, "NDArray[np.int64]", float | None]
@@ -44,17 +37,15 @@ class EvaluationAnalysis:
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> report.EvaluationDetails:
-        """Return everything that the report shows beside the metrics; `suspects` are what the review of labels found.
+    def details(self) -> report.EvaluationDetails:
+        """Return what the report shows beside the metrics, without what measurements find.
 
         Raises:
             RecipeError: the gate names a metric that does not exist, or a slice cannot be formed.
         """
         self._check_gate()
-        resampler, scores = self.plan.resampler, self.scored["model"].scores
+        resampler = self.plan.resampler
         models = {name: one.scores for name, one in self.scored.items() if name != "compared"}
-        sums = resampler.objective.sums(resampler.totals(scores), resampler.state)
-        calibration = describe_bins(sums["calibration"]) if "calibration" in sums else []
         return report.EvaluationDetails(
             confidence=resampler.confidence,
             resamples=resampler.resamples,
@@ -62,17 +53,7 @@ class EvaluationAnalysis:
             intervals={name: self._intervals(one) for name, one in models.items()},
             comparisons=list(self._comparisons()),
             slices=list(self._slices()),
-            ages=list(self._ages()),
-            ages_unknown=self.plan.ages.reason,
-            worst=self._worst(scores),
-            changed=self._changed(),
-            calibration=calibration or None,
-            champion_confidence=confidence,
-            labels=report_labels(resampler, scores, self._common(written=True), self.plan.settings.gate),
-            breakdowns=report_breakdowns(resampler.objective, scores, models.get("champion")),
-            suspects=suspects,
             documents=len(self.plan.documents),
-            vectors=self._vectors(),
             own_slices=list(self._own_slices()),
             copies=self.plan.copies,
             learned_rows=len(self.plan.learned.get("champion", ())),
@@ -83,12 +64,6 @@ class EvaluationAnalysis:
         """Compare the candidate in the metric that decides with itself, scored with the inputs of other rows."""
         own, other = align_to_common_rows(self.scored["model"].scores, other, np.zeros(0, np.int64))
         return next((one for one in self._compare(own, other, "other_rows") if one.metric == self.plan.metric), None)
-
-    def _vectors(self) -> VectorSpaceChange | None:
-        space, champion = self.plan.resampler.objective.vector_space, self.scored.get("champion")
-        if space is None or champion is None:
-            return None
-        return measure_vector_space_change(space, self.scored["model"].scores, champion.scores)
 
     def _check_gate(self) -> None:
         """Check the gate's metrics; which ones exist, and which have intervals, is known only after scoring."""
@@ -116,7 +91,7 @@ class EvaluationAnalysis:
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
         return {name: one for name, one in gains.items() if against != "champion" or self.plan.can_compare(name)}
 
-    def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
+    def common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
         """The scores of candidate and champion on the rows that both read as a whole and neither has learned from, if any.
 
         With `written`, only of the rows whose text both tokenizers give back.
@@ -135,7 +110,7 @@ class EvaluationAnalysis:
         if not len(text.unwritten):
             restated = frozenset()
         for written in (False, True):
-            if (not written or any(map(self.plan.can_compare, restated))) and (common := self._common(written=written)):
+            if (not written or any(map(self.plan.can_compare, restated))) and (common := self.common(written=written)):
                 found = self._compare(*common, "champion", len(text.skipped(written=written)))
                 yield from (one for one in found if (one.metric in restated) == written)
 
@@ -170,13 +145,6 @@ class EvaluationAnalysis:
         each = ((title, name, at, margin) for title, slices in found for name, at in slices.items())
         return self._of_slices(each, {self.plan.metric, *settings.gate.slice_floors})
 
-    def _ages(self) -> Iterator[report.SliceResult]:
-        """The rows that the champion's release had, and those that came since."""
-        ids, margins = self.scored["model"].scores.row_ids, {KNOWN: self.plan.settings.gate.known_margin}
-        found = {name: np.flatnonzero(np.isin(ids, of_age)) for name, of_age in self.plan.ages.of.items()}
-        each = (("age", name, at, margins.get(name)) for name, at in found.items() if len(at))
-        return self._deciding_of_slices(each)
-
     def _own_slices(self) -> Iterator[report.SliceResult]:
         """The metric that decides, by what the objective shows it by; the gate does not look there."""
         objective, ids = self.plan.resampler.objective, self.scored["model"].scores.row_ids
@@ -185,9 +153,9 @@ class EvaluationAnalysis:
             (title, sorted(parts.items(), key=lambda part: (int(part[0].split()[0]), part[0])))
             for title, parts in found
         )
-        return self._deciding_of_slices((title, name, at, None) for title, parts in in_order for name, at in parts)
+        return self.deciding_of_slices((title, name, at, None) for title, parts in in_order for name, at in parts)
 
-    def _deciding_of_slices(self, found: Iterable[_Slice]) -> Iterator[report.SliceResult]:
+    def deciding_of_slices(self, found: Iterable[_Slice]) -> Iterator[report.SliceResult]:
         """The metric that decides, without those that have only a floor."""
         floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
         return (one for one in self._of_slices(found, {self.plan.metric}) if one.metric not in floors)
@@ -195,7 +163,7 @@ class EvaluationAnalysis:
     def _of_slices(self, found: Iterable[_Slice], metrics: Collection[str]) -> Iterator[report.SliceResult]:
         own = self.scored["model"].scores
         restated = names_where(self.plan.resampler.objective.metrics, "restated")
-        common = self._common(written=not restated.isdisjoint(metrics))
+        common = self.common(written=not restated.isdisjoint(metrics))
         for slice_by, name, positions, margin in found:
             inside = own.take(positions)
             both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
@@ -239,56 +207,13 @@ class EvaluationAnalysis:
                 margin_p_value=gain.at_most(-margin) if gain and metric == deciding and margin is not None else None,
             )
 
-    def _texts(self, row_ids: Sequence[int]) -> list[str]:
+    def texts(self, row_ids: Sequence[int]) -> list[str]:
+        """Return the texts of some rows, shortened."""
         return read_shortened_texts(self.plan.rows, row_ids, self.plan.resampler.objective.text)
 
-    def _notes(self, scores: RowScores, position: int) -> dict[str, str]:
+    def notes(self, scores: RowScores, position: int) -> dict[str, str]:
+        """Return what the scores of a row say, such as its prediction."""
         return self.plan.resampler.objective.describe_scores(scores.row(position), self.plan.resampler.state)
-
-    def _worst(self, scores: RowScores) -> list[report.WorstRow]:
-        row_error = self.plan.resampler.objective.row_error(scores.columns)
-        positions = np.argsort(-row_error, kind="stable")[: self.plan.settings.worst_rows].tolist()
-        ids = scores.row_ids[positions].tolist()
-        return [
-            report.WorstRow(row_id=row_id, text=text, row_error=float(row_error[at]), notes=self._notes(scores, at))
-            for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
-        ]
-
-    def _changed(self) -> list[report.DifferingRow]:
-        """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
-        common = self._common(written=not self.plan.can_compare("loss"))
-        if common is None:
-            return []
-        own, other = common
-        errors, champion_errors = self._comparable_errors(own), self._comparable_errors(other)
-        if errors is None or champion_errors is None:
-            return []
-        gains = champion_errors - errors
-        ordered = np.argsort(-np.abs(gains), kind="stable")[: self.plan.settings.worst_rows].tolist()
-        positions = [position for position in ordered if gains[position] != 0]
-        ids = own.row_ids[positions].tolist()
-        return [
-            report.DifferingRow(
-                row_id=row_id,
-                text=text,
-                gain=float(gains[at]),
-                error=float(errors[at]),
-                champion_error=float(champion_errors[at]),
-                notes=self._notes(own, at),
-                champion_notes=self._notes(other, at),
-            )
-            for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
-        ]
-
-    def _comparable_errors(self, scores: RowScores) -> NDArray[np.float64] | None:
-        """Each row's error, (N,): as for the worst rows; for other tokens per byte of text, or None if that is unknown."""
-        objective = self.plan.resampler.objective
-        if self.plan.can_compare("loss"):
-            return objective.row_error(scores.columns)
-        restated = names_where(objective.metrics, "restated")
-        if "bytes" not in scores.columns or not all(map(self.plan.can_compare, restated)):
-            return None
-        return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
 
 
 def find_slice_positions(

@@ -18,10 +18,9 @@ from typing import Final
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.evaluation import report
-from tasks.evaluation.label_report import LabelReport
+from tasks.measurement import list_measurements
 from tasks.multiple_tests import holm_rejections
 from tasks.release_log.events import Verdict
-from tasks.measurement import list_measurements
 
 _NEW_ROWS: Final = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
 
@@ -78,7 +77,7 @@ def judge_candidate(gate: Gate, candidate: JudgedModel, details: report.Evaluati
     deciding = {one.against: one for one in details.comparisons if one.metric == candidate.metric}
     failures = [*_missed_requirements(gate, candidate, details)]
     if not candidate.has_champion:
-        failures += _failures_of_first_release(gate, deciding.get("untrained"), details.other_rows)
+        failures += _failures_of_first_release(gate, details, deciding.get("untrained"))
     barred = _why_barred(candidate)
     if failures or barred:
         if candidate.has_champion:
@@ -97,20 +96,18 @@ def _missed_requirements(gate: Gate, candidate: JudgedModel, details: report.Eva
     """What every release must reach, whatever is published."""
     yield from _missed_floors(gate, details.directions, candidate.metrics)
     yield from _missed_slice_floors(gate, details.slices)
-    yield from _missed_label_floors(gate, details.labels)
     for one in list_measurements():
         yield from one.refusals(details.findings(one.kind), gate)
 
 
 def _failures_of_first_release(
-    gate: Gate, untrained: report.MetricComparison | None, other_rows: report.MetricComparison | None
+    gate: Gate, details: report.EvaluationDetails, untrained: report.MetricComparison | None
 ) -> Iterator[str]:
     if untrained and not gain_passes_bar(untrained, gate):
         told = comparison_sentence(untrained, gate)
         yield f"a first release must be better than the model before training: {told}"
-    if other_rows and not gain_passes_bar(other_rows, gate):
-        told = comparison_sentence(other_rows, gate)
-        yield f"a first release must know something of its rows, and this one answers others as well: {told}"
+    for one in list_measurements():
+        yield from one.refusals_of_first_release(details.findings(one.kind), gate)
 
 
 def _why_barred(candidate: JudgedModel) -> list[str]:
@@ -139,15 +136,9 @@ def _compare_with_champion(
         who = "one of the two" if details.learned_by_candidate else "the champion"
         what = f"nothing can be compared: {who} has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
-    fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
-    forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"
-    fallen += [f"{told}, {forgotten}" for told in _fallen(gate, details.ages, lambda one: f"the {one.slice}")]
-    if gate.known_margin is not None and all(one.margin_p_value is None for one in details.ages):
-        why, fix = details.ages_unknown, "leave out `known_margin` for one release, which will have what is missing"
-        if not why:
-            why = f"fewer than {gate.min_slice_rows} known rows are compared"
-            fix = "hold out more rows (`data.split`), or leave out `known_margin`"
-        fallen.append(f"`known_margin` cannot be judged: {why}; {fix}")
+    fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in fallen_slices(gate, details.slices, _name)]
+    for one in list_measurements():
+        fallen += one.losses(details.findings(one.kind), gate)
     return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 
@@ -200,19 +191,10 @@ def _missed_slice_floors(gate: Gate, slices: Sequence[report.SliceResult]) -> It
         yield f"{one.metric} {one.value:.4g} of {_name(one)} misses {floor:.4g}, the recipe's floor of slices"
 
 
-def _missed_label_floors(gate: Gate, labels: LabelReport | None) -> Iterator[str]:
-    tested = [(one, *test) for one in (labels.results if labels else ()) for test in one.floor_p_values.items()]
-    rejected = holm_rejections([p_value for *_, p_value in tested], 1 - gate.confidence)
-    for (one, metric, _), is_rejected in zip(tested, rejected, strict=True):
-        floors = gate.label_floors[metric]  # type: ignore[index]
-        if is_rejected:
-            floor = floors[one.label] if isinstance(floors, dict) else floors
-            yield f"{metric} {getattr(one, metric):.4g} of the label {one.label!r} ({one.rows} rows) misses {floor:.4g}, its floor"
-
-
-def _fallen(
+def fallen_slices(
     gate: Gate, slices: Sequence[report.SliceResult], name: Callable[[report.SliceResult], str]
 ) -> Iterator[str]:
+    """Yield which slices are worse than the champion's by more than their margin, and by more than chance explains."""
     for one in _rejected(slices, [one.margin_p_value for one in slices], gate):
         if one.gain is not None:
             yield f"{one.metric} of {name(one)} is {-one.gain:.4g} worse than the champion's"

@@ -17,14 +17,12 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice
 from params.sections.base import Direction
 from params.sections.evaluation import Evaluation
-from tasks.drift.report import DriftReport
-from tasks.drift.rows import ComparedColumns
 from tasks.evaluation import champion
 from tasks.evaluation.copies import group_with_copies
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
-from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
+from tasks.known_rows.rows import ComparedColumns
 from tasks.lineage.ancestors import read_start_of_training
 from tasks.lineage.learned_rows import HeldOutRows, LearnedRows, list_unknown, rows_before_training, rows_of_release
 from tasks.shards.kept_work import ShardWorkers
@@ -32,7 +30,6 @@ from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.encoding import find_documents
 from tasks.tokenization.report import TokenizationReport
-from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.own_metric_names import refuse_metrics_computed_twice
@@ -87,8 +84,6 @@ class EvaluationPlan:
     """The sequences of the train split."""
     validation: Path
     """Those of the validation split, as training reads them."""
-    asks_other_rows: bool
-    """Whether the candidate is also scored with the inputs of other rows: for a first release, unless the recipe compares nothing."""
     features: Path
     """What an earlier run made of them for the review of labels."""
     groups: RowGroups | None
@@ -115,17 +110,18 @@ class EvaluationPlan:
     """Why it may have learned from others: what the candidate started from does not say it."""
     known_until: str
     """The time of the newest row that what the candidate started from has learned from; empty if its rows had no times."""
-    ages: RowAges
-    """What the champion's release says of the rows."""
-    new_rows: DriftReport | None
-    """Names new rows on which the champion's confidence is measured; None if it is not."""
-    not_measured: str
-    """Why it is not."""
+    artifacts: Artifacts
+    published: champion.ChampionStatus
 
     @property
     def compared_length(self) -> int | None:
         """Most tokens of a text that the candidate reads, if the champion has a say in it."""
         return None if self.text.is_cut else self.text.limit
+
+    @property
+    def compares_with_champion(self) -> bool:
+        """Whether there are rows that the champion has not learned from, if there is a champion."""
+        return len(self.learned.get("champion", ())) < len(self.rows)
 
     def can_compare(self, metric: str) -> bool:
         """Whether a metric can be compared with the champion's."""
@@ -187,7 +183,6 @@ def plan_evaluation_and_encode(
         models.append(PlannedModel("champion", network, other, text.champion or text.own or by_itself))
     for one in models:
         one.reader.objective.set_reference(load_untrained)
-    new_rows, not_measured = _find_new_rows(artifacts, built, published, has_rows=has_rows)
     return EvaluationPlan(
         settings=evaluation,
         objective_name=objective.name,
@@ -199,7 +194,6 @@ def plan_evaluation_and_encode(
         rows=rows,
         train=artifacts.tokens / "train",
         validation=artifacts.tokens / "validation",
-        asks_other_rows=evaluation.compare_untrained and published.champion is None,
         features=artifacts.features,
         groups=groups,
         copies=copies,
@@ -212,9 +206,8 @@ def plan_evaluation_and_encode(
         learned_validation=_count_learned_validation_rows(artifacts, before, held_out.columns),
         unknown=list_unknown(before),
         known_until=max((one.until for one in before), default=""),
-        ages=_tell_ages(published, held_out),
-        new_rows=new_rows,
-        not_measured=not_measured,
+        artifacts=artifacts,
+        published=published,
     )
 
 
@@ -280,25 +273,6 @@ def _read_documents(artifacts: Artifacts, built: Objective[Any]) -> list[str]:
         return []
     column = str(built.vector_space.document_column)
     return [str(row[column]) for row in found.rows([column])]
-
-
-def _tell_ages(published: champion.ChampionStatus, held_out: HeldOutRows) -> RowAges:
-    if not (published.champion and published.folder):
-        return RowAges()
-    with champion.translate_champion_errors(published.champion):
-        return RowAges.tell(published.folder, held_out)
-
-
-def _find_new_rows(
-    artifacts: Artifacts, built: Objective[Any], published: champion.ChampionStatus, *, has_rows: bool
-) -> tuple[DriftReport | None, str]:
-    """Return what names the new rows on which the champion's confidence is measured, or None, and why it is not."""
-    has_report = artifacts.report("validate").exists()
-    drift = read_report(artifacts, ValidationReport).drift if has_report else None
-    reason = champion.why_confidence_not_comparable(built, drift, published)
-    if not has_rows:
-        reason = reason or "the published model has learned from all held-out rows"
-    return (None if reason else drift), reason
 
 
 def _check_rows_are_left(artifacts: Artifacts, held_out: HeldOutRows, learned_before: NDArray[np.int64]) -> None:

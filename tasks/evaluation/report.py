@@ -9,17 +9,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from params.sections.base import Direction
-from tasks.drift.report import ChampionConfidence
-from tasks.evaluation.breakdowns import Breakdown
-from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.suspect_report import SuspectReport
-from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.release_log.events import Verdict
 from tasks.stages import Number, Report, ReportWithFindings
 from trainer.start import ReleaseReference
 
 Opponent = Literal["champion", "untrained", "other_rows"]
-"""What the candidate is compared with: a model, or itself with the inputs of other rows (`tasks.evaluation.other_rows`)."""
+"""What the candidate is compared with: a model, or itself with the inputs of other rows (`tasks.measurements.other_rows`)."""
 _OPPONENTS: Mapping[Opponent, str] = {
     "champion": "the champion's",
     "untrained": "before training",
@@ -235,31 +230,6 @@ class SliceResult(Report):
     """Probability of a fall at least this large, if the true one were just the margin."""
 
 
-class WorstRow(Report):
-    """A row with one of the largest errors."""
-
-    row_id: int
-    text: str
-    row_error: Number
-    """The error, in the unit of the objective's first score."""
-    notes: dict[str, str]
-
-
-class DifferingRow(Report):
-    """A row on which candidate and champion differ."""
-
-    row_id: int
-    text: str
-    gain: Number
-    """The champion's error minus the candidate's: positive where the candidate is better."""
-    error: Number
-    """The candidate's, in the unit of `WorstRow.row_error`; per byte of text if the models read other tokens."""
-    champion_error: Number
-    notes: dict[str, str]
-    """What the candidate's scores say, such as its prediction."""
-    champion_notes: dict[str, str]
-
-
 class EvaluationDetails(ReportWithFindings):
     """What an evaluation reports beside the metrics."""
 
@@ -272,19 +242,6 @@ class EvaluationDetails(ReportWithFindings):
     """By model and metric."""
     comparisons: list[MetricComparison]
     slices: list[SliceResult]
-    worst: list[WorstRow]
-    changed: list[DifferingRow] = Field(default=[])
-    """The rows on which candidate and champion differ most, those first; empty in a report of an earlier version."""
-    calibration: list[dict[str, Number]] | None
-    """For each bin of confidence: the mean `confidence`, the `accuracy` and the number of `rows`."""
-    champion_confidence: ChampionConfidence | None = None
-    """None in a report of an earlier version."""
-    labels: LabelReport | None = None
-    """None in a report of an earlier version, and for an objective without labels."""
-    breakdowns: list[Breakdown] = Field(default=[])
-    """The rows in groups that the objective names; empty in a report of an earlier version."""
-    suspects: SuspectReport | None = None
-    """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
     copies: int = 0
@@ -295,14 +252,6 @@ class EvaluationDetails(ReportWithFindings):
     """Those of them that the candidate has learned from: they count for none of its metrics."""
     own_slices: list[SliceResult] = Field(default=[])
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
-    vectors: VectorSpaceChange | None = None
-    """None without a champion, and for models that are not there to make vectors."""
-    ages: list[SliceResult] = Field(default=[])
-    """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
-    ages_unknown: str = ""
-    """Why they could not be told apart."""
-    other_rows: MetricComparison | None = None
-    """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
 
     def copies_sentence(self, split: str) -> str:
         """Return what is to be said of the copies in a split."""
@@ -310,11 +259,6 @@ class EvaluationDetails(ReportWithFindings):
         if self.copies > 1:
             what = f"{self.copies:,} rows of {split} are copies of others"
         return f"{what}: equal rows count as one group."
-
-    @property
-    def all_slices(self) -> list[SliceResult]:
-        """Those of the recipe, and those by age."""
-        return [*self.ages, *self.slices]
 
 
 class HeldOutRowUse(Report):

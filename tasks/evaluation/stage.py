@@ -20,32 +20,27 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from params import ModelError
-from params.foundation.artifacts import Artifacts, replace_folder_atomically, write_text_atomically
+from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import Launch, Model, ObjectiveChoice
 from params.sections.evaluation import Evaluation
 from tasks import digests
-from tasks.drift.report import ChampionConfidence
-from tasks.evaluation import champion, gate, label_review
+from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import EvaluationAnalysis
-from tasks.evaluation.cross_fitting import TrainFeatures
-from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
+from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
-from tasks.evaluation.scoring import RowScores, ScoredModel, score_rows, without_rows
+from tasks.evaluation.scoring import ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.verdict_log import log_verdict
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.hub_client.repository_name import name_repository
 from tasks.lineage.ancestors import read_start_of_training
-from tasks.release_log.events import Verdict, read_release_events_of_project
-from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport, HeldOutRowUse
 from tasks.measurement import Measurement, list_measurements, rows_read
-from tasks.shards.split_rows import SplitRows
+from tasks.release_log.events import Verdict, read_release_events_of_project
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
@@ -90,11 +85,9 @@ def evaluate(
             published=published,
             folder=folder / ".texts",
         )
-        scored, found = score_models_and_write(plan, measurements, folder)
+        scored = score_models_and_write(plan, measurements, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
-        other = scored["champion"].scores if "champion" in scored else None
-        review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
-        details = _measure(EvaluationAnalysis(plan, scored), measurements, found, review)
+        details = _measure(EvaluationAnalysis(plan, scored), measurements)
         start = _find_best_start(artifacts, published.champion)
         if not (evaluation.compare_untrained or has_champion or is_champion):
             start = None  # as without a comparison with the untrained model, which this is
@@ -139,26 +132,18 @@ def evaluate(
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
         log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
-    write_text_atomically(artifacts.review, review.table)
-    if review.report:
-        logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
+    for one in measurements:
+        one.finish(artifacts, details.findings(one.kind))
     told = [sentence for one in measurements for sentence in one.sentences(details.findings(one.kind))]
-    for sentence in filter(None, (*told, found.confidence.sentence, details.vectors and details.vectors.sentence)):
+    for sentence in told:
         logger.info("evaluate: %s", sentence)
     log_reasons(logger, "evaluate", verdict, reasons)
     return report
 
 
-def _measure(
-    analysis: EvaluationAnalysis,
-    measurements: Sequence[Measurement[Any]],
-    found: Measured,
-    review: label_review.LabelReview,
-) -> EvaluationDetails:
+def _measure(analysis: EvaluationAnalysis, measurements: Sequence[Measurement[Any]]) -> EvaluationDetails:
     """Return what follows from the scores, and what else was measured."""
-    details = analysis.details(found.confidence, review.report)
-    if found.other_rows:
-        details = details.model_copy(update={"other_rows": analysis.compare_with_other_rows(found.other_rows)})
+    details = analysis.details()
     for one in measurements:
         finding = one.measure(analysis, details)
         if finding is not None:
@@ -209,18 +194,6 @@ def _write_comparison_plot(scored: Mapping[str, ScoredModel], folder: Path) -> N
                 values.writerows([model, metric, value] for metric, value in one.metrics.items())
 
 
-@dataclass
-class Measured:
-    """What was measured beside the scores of the split, while the models were in memory."""
-
-    confidence: ChampionConfidence
-    """How sure the champion is of the new rows."""
-    train: TrainFeatures | None = None
-    """Features of train rows, for the review of labels."""
-    other_rows: RowScores | None = None
-    """The candidate's scores with the inputs of other rows, if they are asked for."""
-
-
 def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) -> gate.BestStart | None:
     """Return what the training started from if no step of it was better.
 
@@ -240,10 +213,9 @@ def _find_best_start(artifacts: Artifacts, champion: ReleaseReference | None) ->
 
 def score_models_and_write(
     plan: EvaluationPlan, measurements: Sequence[Measurement[Any]], folder: Path
-) -> tuple[dict[str, ScoredModel], Measured]:
+) -> dict[str, ScoredModel]:
     """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores."""
     split, resampler, scored = plan.settings.split, plan.resampler, dict[str, ScoredModel]()
-    found = Measured(ChampionConfidence(reason=plan.not_measured))
     (folder / "scores").mkdir()
     for one in plan.models:
         sequences, network = without_rows(Sequences(one.sequences), plan.learned[one.name]), one.load()
@@ -263,21 +235,6 @@ def score_models_and_write(
         )
         for measurement in measurements:
             measurement.look(plan, one, network, scores)
-        if one.name == "model":
-            found.other_rows = score_with_other_inputs(plan, network, one)
-        if one.name == "untrained":
-            found.train = label_review.measure_train_rows(plan, network)
-        if one.name == "champion" and plan.new_rows:
-            found.confidence = champion.measure_champion_confidence(
-                network,
-                one.reader.encoder(plan.text.limit, resampler.state),
-                plan.new_rows,
-                scores,
-                train=SplitRows(plan.rows.folder.parent / "train"),
-                batch_size=plan.batch_size,
-                split=split,
-                seed=resampler.seed,
-            )
         del network
         gc.collect()
         scores.write(folder / "scores" / f"{one.name}.parquet")
@@ -288,9 +245,7 @@ def score_models_and_write(
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         logger.info("evaluate: %s on %d rows of %s: %s", one.name, len(scores), split, values)
         scored[one.name] = ScoredModel(scores, metrics, len(sequences))
-    if not plan.settings.compare_untrained:
-        found.train = label_review.measure_train_rows(plan)
     if unused := len(plan.rows) - len(plan.learned["model"]) - len(scored["model"].scores):
         message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
         logger.warning(message, unused, len(plan.rows))
-    return scored, found
+    return scored

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from tasks.history.run_log import Outcome, RunEntry
+from tasks.measurement import with_history
 from tasks.report import formatting
 
 Tone = Literal["good", "note", "bad", "plain"]
@@ -28,7 +29,6 @@ TONES: Final[dict[Outcome, Tone]] = {
 }
 _MAX_REASON = 300
 _MAX_PARAGRAPH = 600
-_HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "drift", "time", "cost", "why")
 _MAX_TERMINAL = 100
 
 
@@ -71,6 +71,11 @@ def valid_row_count_text(run: RunEntry) -> str:
     return formatting.format_number(passed) if run.rows else ""
 
 
+def measured_words(run: RunEntry) -> dict[str, str]:
+    """Return what the run has measured in a few words by the heading of each column; empty where it has not."""
+    return {one.history_column: run.measured(one.name) for one in with_history()}
+
+
 def age_text(seconds: float) -> str:
     """Return how long ago something was, for example `12 days`, `5 h` or `20 min`."""
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
@@ -88,17 +93,24 @@ def longest_stage_text(run: RunEntry) -> str:
 
 def runs_terminal_table(runs: Sequence[RunEntry]) -> list[str]:
     """Return one line for each run, with a heading."""
-    table = [_HEADINGS, *(_cells(run) for run in runs)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
-    used = [column for column in range(len(_HEADINGS)) if any(row[column] for row in table[1:])]
+    headings = _headings()
+    table = [headings, *(_cells(run) for run in runs)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headings))]
+    used = [column for column in range(len(headings)) if any(row[column] for row in table[1:])]
     return ["  ".join(row[column].ljust(widths[column]) for column in used).rstrip() for row in table]
 
 
 def runs_markdown_table(runs: Sequence[RunEntry]) -> str:
     """Return the runs as a Markdown table."""
     cells = [[re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell) for cell in _cells(run)] for run in runs]
-    table = [_HEADINGS, ["---"] * len(_HEADINGS), *cells]
+    headings = _headings()
+    table = [headings, ["---"] * len(headings), *cells]
     return "\n".join(f"| {' | '.join([row[0], *row[2:]])} |" for row in table)  # the recipe is known
+
+
+def _headings() -> tuple[str, ...]:
+    measured = (one.history_column for one in with_history())
+    return "when (UTC)", "recipe", "outcome", "metric", "gain", "rows", *measured, "time", "cost", "why"
 
 
 def _cells(run: RunEntry) -> tuple[str, ...]:
@@ -111,7 +123,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         f"{formatting.format_one_line(found.metric, 40)} {formatting.format_number(found.value)}" if found else "",
         f"{difference} ({ends})" if ends else difference,
         valid_row_count_text(run),
-        formatting.format_one_line(run.drift, 60) if run.drift else "",
+        *(formatting.format_one_line(word, 60) for word in measured_words(run).values()),
         "" if run.seconds is None else formatting.format_duration(run.seconds),
         "" if run.cost is None else formatting.format_money(run.cost),
         formatting.format_one_line(outcome_reason(run), _MAX_TERMINAL),

@@ -8,13 +8,14 @@ and no costs: the same work is logged there once, whenever it is done.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import pydantic
 
 from params.foundation.artifacts import Artifacts
 from params.sections.base import Direction
 from tasks.evaluation.report import Opponent
+from tasks.measurement import with_history
 from tasks.release_log.events import Verdict
 from tasks.release_log.receipt import Status
 from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
@@ -81,7 +82,15 @@ class DecidingMetric(_Record):
 
 
 class RunEntry(_Record):
-    """One run of the flow."""
+    """One run of the flow. It also has a few words of each measurement that has a column in the table of runs, under its name."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_keys_of_newer_versions(cls, values: dict[str, Any]) -> dict[str, Any]:
+        known = {*cls.model_fields, *(one.name for one in with_history())}
+        return {name: value for name, value in values.items() if name in known}
 
     version: int = 1
     """Of the format. Later versions add fields, and read the lines of all earlier ones."""
@@ -103,11 +112,6 @@ class RunEntry(_Record):
     """The stages that the run reached, in order."""
     rows: dict[str, int] = pydantic.Field(default_factory=dict)
     """Rows of each split that passed validation, and `quarantined` ones."""
-    drift: str | None = None
-    """What moved in the new rows, `none`, or `unknown` if there was nothing to compare with; None if it was not measured.
-
-    `confidence` stands for that of the published model.
-    """
     evaluated: DecidingMetric | None = None
     cost: float | None = None
     """Hours from `started` to `ended`, times `launch.price_per_hour`; None if the recipe gives no price."""
@@ -121,6 +125,10 @@ class RunEntry(_Record):
     """The project's commit when the run ended; with `+` if it does not hold the code as it was."""
     is_from_server: bool = False
     """Whether it was made of what Prefect's server says, because the run left no entry; one that it left replaces it."""
+
+    def measured(self, name: str) -> str:
+        """Return the words of a measurement; empty if it has said nothing."""
+        return str((self.model_extra or {}).get(name) or "")
 
     @property
     def seconds(self) -> float | None:

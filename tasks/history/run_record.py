@@ -23,9 +23,9 @@ from params import BudgetSpentError, EvergreenError, ModelError, Recipe, Storage
 from params.foundation.artifacts import Artifacts
 from params.foundation.file_lock import hold_file_lock
 from params.foundation.secrets import without_secrets
-from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Opponent
 from tasks.history import run_log
+from tasks.measurement import with_history
 from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
 from tasks.report.run_results import RunResults, read_recipe_or_none
@@ -177,11 +177,10 @@ class RunRecorder:
     def _about_rows(self, results: RunResults) -> dict[str, Any]:
         validated = results.validated if self._is_done("validate") else None
         details = results.details if self._is_done("evaluate") else None
-        confidence = details.champion_confidence if details else None
-        if validated is None:
-            return {"drift": drift_summary(None, confidence)}
-        rows = {**validated.rows_out, "quarantined": validated.quarantined}
-        return {"rows": rows, "drift": drift_summary(validated.drift, confidence)}
+        found: dict[str, Any] = {one.name: one.history_cell(validated, details) for one in with_history()}
+        if validated:
+            found["rows"] = {**validated.rows_out, "quarantined": validated.quarantined}
+        return found
 
     def _outcome(
         self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None

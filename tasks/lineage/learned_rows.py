@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, Artifacts
 from params.schema import Model
 from tasks.digests import PROVENANCE, RecordOfRows, ReleaseRecord
-from tasks.drift.known import KnownHashes, Part, find_known_rows, read_hashes
-from tasks.drift.rows import ComparedColumns
+from tasks.known_rows.hashes import KnownHashes, Part, find_known_rows, read_hashes
+from tasks.known_rows.rows import ComparedColumns
 from tasks.lineage.ancestors import Ancestor, list_ancestors, list_parents, record_ancestors
 from tasks.lineage.training_record import SaidOfRows, TrainingRecord
 from tasks.shards.split_rows import SplitRows, group_key_of_row

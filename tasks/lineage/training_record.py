@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from params.foundation.artifacts import KNOWN_ROWS
 from tasks.digests import RecordOfRows, ReleasedModel
-from tasks.drift.known import KnownHashes, Part, read_hashes_of_file, read_metadata, write_hashes
-from tasks.drift.rows import ComparedColumns
+from tasks.known_rows.hashes import KnownHashes, Part, read_hashes_of_file, read_metadata, write_hashes
+from tasks.known_rows.rows import ComparedColumns
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, iso_text, read_times

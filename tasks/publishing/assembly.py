@@ -17,11 +17,12 @@ from params.schema import AdapterForm
 from tasks.lineage.ancestors import find_base
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
-from tasks.publishing.model_card import code_block_fence, render_model_card
+from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import FILE, collect_provenance
 from tasks.publishing.release_plan import ReleasePlan, plan_release
 from tasks.recipes.loading import load
 from tasks.report.formatting import metrics_markdown_table
+from tasks.report.markdown import code_block_fence
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
 from tasks.stage_inputs import StageInputsSnapshot

@@ -10,26 +10,27 @@ from __future__ import annotations
 import functools
 import json
 import re
-import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Model, Publish, Recipe
+from params.sections.base import Direction
 from params.sections.data import RowsFromHubDataset
-from tasks.evaluation.report import EvaluationDetails, EvaluationReport, SliceResult, format_confidence_level
+from tasks.evaluation.report import EvaluationDetails, EvaluationReport, SliceResult
 from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.report import IngestReport
+from tasks.measurement import list_measurements
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
 from tasks.recipes.loading import load
+from tasks.report.markdown import code_block_fence, render_markdown, shorten_to_line
+from tasks.report.run_results import RunResults
 from tasks.stages import Report, read_report
-from tasks.templates import make_environment
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
-from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
@@ -39,13 +40,11 @@ from trainer.objectives.bases.objective import Objective
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
-    import jinja2
     from huggingface_hub import EvalResult, ModelCardData
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
     "slices.png": "The metric that decides, on each slice of the held-out rows, with intervals",
-    "calibration.png": "How often the model is right, by its confidence",
     "curves.png": "Loss and metrics over the steps of training",
 }
 """Alternative texts of a run's charts, by file name."""
@@ -62,10 +61,6 @@ _LICENSES = frozenset(_KNOWN.split())
 card with another one, so that is named beside `other`."""
 _MAX_SLICES = 12
 """Slices of one column or function that the card lists, the worst first."""
-_MAX_CHANGED = 5
-"""Rows that the card of a private repository quotes."""
-_MAX_NAME = 80
-"""Characters; the template sets other limits for sentences and for texts of rows."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -94,9 +89,12 @@ def render_model_card(
     recipe, objective = load(artifacts.recipe_path), objectives.build_objective(candidate.objective)
     own_format = objective.release_format
     ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, EvaluationDetails)
+    run = RunResults(artifacts, local=False)
+    charts = {one.card_chart.file: one.card_chart.told for one in list_measurements() if one.card_chart}
     metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
     base = _base_repository(recipe.model, artifacts)
-    body = _template().render(
+    body = render_markdown(
+        "publishing/model_card.md.jinja",
         publish=publish,
         is_local=candidate.endpoint == LOCAL,
         objective=objective,
@@ -122,12 +120,14 @@ def render_model_card(
         details=details,
         blessing=candidate.blessing,
         replaced=replaced,
-        drift=_drift_sentences(artifacts, details),
+        data_sentences=[told for one in list_measurements() for told in one.card_sentences(run)],
         comparisons=[one for one in details.comparisons if one.metric == evaluated.metric],
-        slices=_slices(details),
-        changed=details.changed[:_MAX_CHANGED] if publish.private else [],
-        picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
+        slices=_slices(run.all_slices, details.directions),
+        measured_sections=_measured_sections(details, is_private=publish.private),
+        measured_pictures=list(charts),
+        picture={name: f"![{told}]({name})" for name, told in {**PICTURES, **charts}.items() if name in pictures},
         record=record,
+        record_file=FILE,
         outs=list(_outputs_of_stages(record["dvc_lock"])),
         fence=code_block_fence(record["recipe"]["text"]),
     )
@@ -136,18 +136,17 @@ def render_model_card(
     return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
 
 
+def _measured_sections(details: EvaluationDetails, *, is_private: bool) -> list[str]:
+    sections = (one.card_section(details.findings(one.kind), is_private=is_private) for one in list_measurements())
+    return [section for section in sections if section]
+
+
 def _base_repository(model: Model, artifacts: Artifacts) -> str | None:
     """Return the Hub repository that training started from; None for random weights or a folder."""
     base = model.pretrained
     if not base or (artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base):
         return None
     return base
-
-
-def _drift_sentences(artifacts: Artifacts, details: EvaluationDetails) -> list[str]:
-    has_report = artifacts.report("validate").exists()
-    of_rows = read_report(artifacts, ValidationReport).drift if has_report else None
-    return [one.sentence for one in (of_rows, details.champion_confidence) if one]
 
 
 def _outputs_of_stages(dvc_lock: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -218,7 +217,7 @@ def _evaluation_results(
         EvalResult(
             task_type=task,
             dataset_type=dataset,
-            dataset_name=_plain(f"{name} ({ingested.source})"),
+            dataset_name=shorten_to_line(f"{name} ({ingested.source})"),
             dataset_split=candidate.evaluated.split,
             dataset_revision=ingested.revision,
             metric_value=round(value, 6),
@@ -228,25 +227,9 @@ def _evaluation_results(
     ]
 
 
-@functools.cache
-def _template() -> jinja2.Template:
-    filters = {
-        "text": _text,
-        "code": _code,
-        "number": lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
-        # what a model's scores of a row say, before another fact
-        "notes": lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
-        # a text on one line; JSON writes printable text as Python does, in double quotes
-        "python": lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
-    }
-    environment = make_environment(filters, is_html=False)
-    environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
-    return environment.get_template("publishing/model_card.md.jinja")
-
-
 def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetails) -> dict[str, Any]:
     """Return a metric in the Hub's form. Intervals and other models' values go into the arguments: the form has no fields for them."""
-    kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
+    kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), shorten_to_line(name), {}))
     arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
     interval = details.intervals["model"].get(name)
     if interval and isfinite(interval.low) and isfinite(interval.high):
@@ -275,15 +258,17 @@ def _rounded(report: Report, *names: str) -> dict[str, float]:
     return {name: round(getattr(report, name), 6) for name in names}
 
 
-def _slices(details: EvaluationDetails) -> list[tuple[str, list[SliceResult], int]]:
+def _slices(
+    slices: Sequence[SliceResult], directions: Mapping[str, Direction]
+) -> list[tuple[str, list[SliceResult], int]]:
     """For each column or function to slice by: its name, the slices to show, the worst first, and how many are left out."""
     by_name: dict[str, list[SliceResult]] = {}
-    for one in details.all_slices:
+    for one in slices:
         by_name.setdefault(one.slice_by, []).append(one)
     shown = []
-    for name, slices in by_name.items():
-        sign = 1 if details.directions[slices[0].metric] == "max" else -1
-        ordered = sorted(slices, key=lambda one: (sign * one.value, one.slice))
+    for name, own in by_name.items():
+        sign = 1 if directions[own[0].metric] == "max" else -1
+        ordered = sorted(own, key=lambda one: (sign * one.value, one.slice))
         shown.append((name, ordered[:_MAX_SLICES], max(0, len(ordered) - _MAX_SLICES)))
     return shown
 
@@ -296,27 +281,3 @@ def _has_chat_template(model: Path) -> bool:
 def _read_settings(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
     return found
-
-
-def code_block_fence(text: str, least: int = 3) -> str:
-    """Return marks that begin and end code with this text, whatever marks it holds itself."""
-    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
-
-
-def _plain(value: object, limit: int = _MAX_NAME) -> str:
-    """One line without control characters."""
-    shown = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in str(value))
-    line = " ".join(shown.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
-def _text(value: object, limit: int = _MAX_NAME) -> str:
-    """Text from the data or the recipe, escaped for Markdown."""
-    return re.sub(r"([\\`*_{}\[\]<>|~&#!$@]|:(?=//)|(?<=www)\.)", r"\\\1", _plain(value, limit))
-
-
-def _code(value: object) -> str:
-    """Text from the data or the recipe as a code span."""
-    line = _plain(value).replace("|", "\\|")
-    marks = code_block_fence(line, least=1)
-    return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"

@@ -17,14 +17,13 @@ from typing import Any, Literal
 from params.foundation.artifacts import SPLITS, Artifacts, write_text_atomically
 from params.foundation.stages import STAGES
 from tasks.evaluation.report import Blessing
-from tasks.release_log.receipt import Receipt
 from tasks.measurement import PageSection, list_measurements
+from tasks.release_log.receipt import Receipt
 from tasks.report import sections
 from tasks.report.canvas import chart_as_svg
 from tasks.report.charts import draw_curves, draw_gain
 from tasks.report.formatting import truncate_and_escape_invisible
 from tasks.report.run_results import RunResults
-from tasks.report.sections import label_section_content
 from tasks.report.templates import render_template
 from tasks.report.timings import StageTiming, read_timings
 
@@ -80,11 +79,10 @@ def render_report_page(
         "quote_rows": quote_rows,
         "splits": SPLITS,
         "measured": measured,
+        "notes": _notes(results),
+        "data_blocks": filter(None, (one.data_block(results, quote_rows=quote_rows) for one in list_measurements())),
         "links": [(True, one.id, one.title) for one in measured],
         "comparison": sections.comparison_section_content(results),
-        "labels": label_section_content(results),
-        "slices": sections.slices_section_content(results),
-        "calibration": sections.calibration_section_content(results),
         "curves": [("", chart_as_svg(draw_curves, [panel])) for panel in sections.read_metric_curves(results)],
         "timings": timings or {},
         "outputs": outputs[:200],
@@ -102,6 +100,15 @@ def _measured_sections(results: RunResults, *, quote_rows: bool) -> list[PageSec
         one.page_section(details.findings(one.kind), results, quote_rows=quote_rows) for one in list_measurements()
     ]
     return [section for section in found if section]
+
+
+def _notes(results: RunResults) -> dict[str, str]:
+    """Return what measurements say below the comparison of the models, by their names."""
+    details = results.details
+    if details is None:
+        return {}
+    found = {one.name: one.comparison_note(details.findings(one.kind)) for one in list_measurements()}
+    return {name: note for name, note in found.items() if note}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.evaluation import report
 from tasks.ingestion.report import IngestReport
+from tasks.measurement import list_measurements
 from tasks.recipes.loading import load
 from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
@@ -133,6 +134,15 @@ class RunResults:
         found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None
         return (finite_or_none(found.low), finite_or_none(found.high)) if found else (None, None)
 
+    @property
+    def all_slices(self) -> list[report.SliceResult]:
+        """Those of measurements, such as rows by age, and those of the recipe."""
+        details = self.details
+        if details is None:
+            return []
+        measured = [found for one in list_measurements() for found in one.slices(details.findings(one.kind))]
+        return [*measured, *details.slices]
+
     def slices_worst_first(self) -> list[report.SliceResult]:
         """Return the slices, the worst first; slices with too few rows for an interval come last."""
         if self.details is None:
@@ -144,7 +154,7 @@ class RunResults:
             sign = -1 if directions.get(one.metric) == "min" else 1
             return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)
 
-        return sorted(self.details.all_slices, key=order)
+        return sorted(self.all_slices, key=order)
 
 
 def read_recipe_or_none(artifacts: Artifacts) -> Recipe | None:

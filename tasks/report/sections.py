@@ -10,12 +10,11 @@ from math import isfinite
 from typing import Any
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
+from tasks.measurement import list_measurements
 from tasks.report import charts
 from tasks.report.canvas import chart_as_png, chart_as_svg
 from tasks.report.formatting import classify_gain, count_with_noun, finite_or_none, format_one_line
-from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.run_results import RunResults, read_curve_csv
 
 Section = dict[str, Any]
@@ -63,12 +62,6 @@ def own_slices_for_charts(results: RunResults) -> dict[str, list[SliceResult]]:
     return found
 
 
-def filled_calibration_bins(results: RunResults) -> list[dict[str, float]]:
-    """Return the bins of the reliability diagram that have rows."""
-    bins = (results.details.calibration if results.details else None) or ()
-    return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
-
-
 def metric_values_of_models(results: RunResults, most: int) -> dict[str, charts.Values]:
     """Return the values of all models by metric, the metric that decides first, of so many metrics."""
     values: dict[str, charts.Values] = {}
@@ -96,7 +89,7 @@ def gate_gain_thresholds(results: RunResults, against: Opponent) -> dict[str, fl
 
 def sliced_metric(results: RunResults) -> str:
     """Return the metric that the slices show."""
-    return next((one.metric for one in results.details.all_slices), "") if results.details else ""
+    return next((one.metric for one in results.all_slices), "")
 
 
 def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
@@ -110,8 +103,12 @@ def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
     if slices := slices_for_chart(results):
         overall = results.value("model", sliced_metric(results))
         drawn["slices.png"] = chart_as_png(charts.draw_slices, slices[:MAX_SLICES], overall=overall, columns=2)
-    if bins := filled_calibration_bins(results):
-        drawn["calibration.png"] = chart_as_png(charts.draw_calibration, bins)
+    if results.details is None:
+        return drawn
+    for one in list_measurements():
+        picture = one.draw_card_chart(results.details.findings(one.kind))
+        if one.card_chart and picture:
+            drawn[one.card_chart.file] = picture
     return drawn
 
 
@@ -200,56 +197,3 @@ def slices_section_content(results: RunResults) -> Section | None:
     titled = [("", chart_as_svg(charts.draw_slices, part, overall=overall, scale=scale)) for part in parts]
     worst = next((one for one in drawn if one.low is not None), drawn[0])
     return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": titled}
-
-
-def calibration_section_content(results: RunResults) -> Section | None:
-    """Return how often the model is right, by its confidence."""
-    bins = filled_calibration_bins(results)
-    if not bins:
-        return None
-    differences = [one["rows"] * (one["confidence"] - one["accuracy"]) for one in bins]
-    error = 100 * sum(map(abs, differences)) / sum(one["rows"] for one in bins)
-    return {
-        "error": error,
-        "excess": sum(differences),
-        "chart": chart_as_svg(charts.draw_calibration, bins),
-        "bins": bins,
-    }
-
-
-_MAX_CURVES = 40
-
-
-def label_section_content(results: RunResults) -> dict[str, Any] | None:
-    """Return the results of the labels, those with the most rows first; None for an objective without labels."""
-    labels = results.details.labels if results.details else None
-    if labels is None or not labels.results:
-        return None
-    judged = [one for one in labels.results if one.low is not None]
-    gains = [one for one in judged if one.gain_low is not None and one.gain_high is not None]
-    return {
-        "all": labels.results,
-        "worst": min(judged or labels.results, key=lambda one: (one.f1, one.label)),
-        "better": sum((one.gain_low or 0) > 0 for one in gains),
-        "worse": sum((one.gain_high or 0) < 0 for one in gains),
-        "judged": len(gains),
-        "champion_rows": results.fewer_champion_rows,
-        "has_champion": any(one.champion is not None for one in labels.results),
-        "confusions": labels.confusions,
-        "charts": _charts(labels),
-        "left_out": max(0, len(labels.curves) - _MAX_CURVES),
-    }
-
-
-def _charts(labels: LabelReport) -> list[tuple[str, str]]:
-    titled = []
-    if labels.matrix:
-        drawn = chart_as_svg(draw_confusion_matrix, labels.names, labels.matrix)
-        titled = [("Rows by their label and the predicted one", drawn)]
-    order = {one.label: place for place, one in enumerate(labels.results)}
-    curves = [one for one in labels.curves if all(map(isfinite, (*one.recall, *one.precision)))]
-    curves = sorted(curves, key=lambda one: order.get(one.label, len(order)))[:_MAX_CURVES]
-    half = max(6, (len(curves) + 3) // 4 * 2)
-    parts = (curves[i : i + half] for i in range(0, len(curves), half))
-    title = "Precision in % by recall, with average precision"
-    return titled + [(title, chart_as_svg(draw_label_curves, part)) for part in parts]

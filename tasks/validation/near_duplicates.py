@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import write_array
 from params.sections.rows import Expectation, NearDuplicates
-from tasks.drift.rows import ComparedColumns, join_texts_in_value
+from tasks.known_rows.rows import ComparedColumns, join_texts_in_value
 from tasks.shards.split_rows import values_of_rows
 from tasks.validation.by_key import bucket_ranges, read_bucket, with_row_ids
 from tasks.validation.check_results import CheckResult, objective_identity

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasks.measurement import list_measurements
 from tasks.templates import escape_direction_characters, make_environment
 from tasks.validation.report import ValidationReport, shorten_value
 
@@ -32,7 +33,10 @@ def render_validation_page(
     `failing` counts the rows that are not shown, too.
     """
     page = _environment().get_template("validation/page.html.jinja")
-    content = page.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
+    sections = [one.validation_section(report) for one in list_measurements()]
+    content = page.render(
+        report=report, recipe=recipe, failures=failures, rows=rows, failing=failing, sections=filter(None, sections)
+    )
     return escape_direction_characters(content)
 
 

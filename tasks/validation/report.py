@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from params.sections.rows import Expectation
-from tasks.drift.report import DriftReport
-from tasks.stages import Report
+from tasks.stages import Report, ReportWithFindings
 
 Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
 """Where a check comes from; reports of earlier versions say of some that they were run again, on the remaining rows."""
@@ -94,7 +93,7 @@ class CorrectionsReport(Report):
         return text + drawn + (lost if self.unmatched else "")
 
 
-class ValidationReport(Report):
+class ValidationReport(ReportWithFindings):
     """What the validate stage found and did."""
 
     saved_as: ClassVar[str] = "validate"
@@ -107,12 +106,8 @@ class ValidationReport(Report):
     max_quarantined: float
     """The recipe's limit for `share`."""
     checks: list[CheckReport]
-    drift: DriftReport | None = None
-    """How the new rows compare with those of the published model; None if the recipe turns that off."""
     corpus: CorpusReport | None = None
     corrections: CorrectionsReport | None = None
-    suites: dict[str, str] = pydantic.Field(default_factory=dict)
-    """A hash of the rows of each of `evaluation.suites`, by name."""
 
     @property
     def summary(self) -> str:

@@ -36,8 +36,8 @@ from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folde
 from params.schema import Launch, ObjectiveChoice, Replay, Start
 from params.sections.evaluation import Suite
 from params.sections.rows import PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
-from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.hub_client.lost_releases import refuse_hub_without_releases
+from tasks.measurement import ValidatedRows, list_measurements
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stage_inputs import StageInputsSnapshot
 from tasks.stages import save_report
@@ -53,17 +53,12 @@ from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
 from tasks.validation.start import pin_start
-from tasks.validation.suites import copy_suites
 from tasks.validation.time_checks import check_times
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
-_DRIFT_FIX = (
-    "if these rows are as they should be, let one run learn from them with `validation.drift: report`: the next"
-    " release knows them; else remove them from the data. "
-)
 
 
 def validate(
@@ -88,8 +83,8 @@ def validate(
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments, or the objective takes no `data.corpus`.
         ModelError: the tokenizer cannot be used, or the training cannot start from the published model.
-        DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
-            `drift: fail`, the new rows have drifted.
+        DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or a measurement
+            ends the stage, such as `drift: fail`.
         HubRefusedError: the Hub does not know what the recipe's log says was published there.
         HubRefusedError, TransientError: with `drift: fail`, or a `start` other than `base`, if the Hub does not say which model is
             published.
@@ -128,15 +123,20 @@ def validate(
             space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
             column = space.document_column if space else None
             corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
-            kept = folder / artifacts.rows.name
-            hashes = copy_suites(artifacts.raw, kept, suites, method=method, rows=rows, set_aside=plan.aside)
             parts: Any = {"objective": method, "repo_id": repo_id, "endpoint": endpoint}
-            settings = validation.drift
-            drift = write_profile_and_measure_drift(artifacts, folder, workers, drift=settings, seed=seed, **parts)
-            found = {"drift": drift, "corpus": corpus, "suites": hashes, "corrections": corrections}
-            plan = replace(plan, report=plan.report.model_copy(update=found))
-            if drift and drift.moved and settings.on_drift == "fail":
-                _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
+            plan = replace(plan, report=plan.report.model_copy(update={"corpus": corpus, "corrections": corrections}))
+            validated = ValidatedRows(
+                artifacts=artifacts,
+                folder=folder,
+                workers=workers,
+                validation=validation,
+                suites=suites,
+                raw=rows,
+                set_aside=plan.aside,
+                seed=seed,
+                **parts,
+            )
+            plan = _measure(validated, plan)
             pin_start(artifacts, folder, workers, start=start, replay=replay, name=objective.name, **parts)
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
@@ -145,6 +145,18 @@ def validate(
     for sentence in filter(None, [*noted, *(result.noted for result in plan.results)]):
         logger.warning("validate: %s", sentence)
     return plan.report
+
+
+def _measure(validated: ValidatedRows, plan: SeparationPlan) -> SeparationPlan:
+    """Return the plan with a report of what was measured in the rows; end the stage if that demands it."""
+    for one in list_measurements():
+        finding = one.measure_rows(validated)
+        if finding is None:
+            continue
+        plan = replace(plan, report=plan.report.with_findings(finding.found))
+        if finding.stops:
+            _fail(validated.artifacts, plan, [finding.stops], finding.fix, shows="examples")
+    return plan
 
 
 def _check_all(

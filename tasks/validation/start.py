@@ -22,10 +22,10 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy, write_array
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import find_known_rows_of_shards, read_hashes
-from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
+from tasks.known_rows.hashes import find_known_rows_of_shards, read_hashes
+from tasks.known_rows.rows import ComparedColumns
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.start_choice import choose_start

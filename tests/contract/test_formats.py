@@ -10,10 +10,10 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
-from tasks.drift.profile import SCHEMA as PROFILE_SCHEMA
-from tasks.drift.profile import DataProfile
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.release_file import ReleaseRecord
+from tasks.known_rows.profile import SCHEMA as PROFILE_SCHEMA
+from tasks.known_rows.profile import DataProfile
 from tasks.publishing.provenance import SCHEMA as PROVENANCE_SCHEMA
 from tasks.release_log.events import append_release_event, read_release_events
 from tasks.releases.clone import ProvenanceRecord

@@ -48,6 +48,11 @@ HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()}
     "tasks.training.supervisor": "watches a training",
     "tasks.hub_server": "stands in for the real Hub; what is published does not depend on it",
 }
+_OF_VALIDATE = {
+    "tasks.measurements.drift.new_rows": "validate compares the rows",
+    "tasks.measurements.label_review.review_answers": "takes answers of people",
+    "tasks.measurements.suites.rows": "validate checks the rows",
+}
 # The same for one stage.
 HARMLESS_FOR = {
     "tokenize": {
@@ -55,7 +60,25 @@ HARMLESS_FOR = {
         "trainer.model.weights_header": "reads thresholds of a model",
     },
     "train": {"tasks.lineage": "says of which rows a model knows the answers"},
-    "evaluate": {"tasks.report": "shows what was measured"},
+    "validate": {
+        "tasks.evaluation": "is what measurements do with models",
+        "tasks.measurements.drift.confidence": "asks a model",
+        "tasks.measurements.label_review": "asks models",
+        "tasks.measurements.other_rows.pairing": "asks a model",
+        "tasks.measurements.row_ages.ages": "compares rows with those of the champion",
+        "tasks.measurements.suites.judging": "asks a model",
+        "tasks.report": "shows what was measured",
+    },
+    "evaluate": {**_OF_VALIDATE, "tasks.report": "shows what was measured"},
+    "publish": {
+        **_OF_VALIDATE,
+        "tasks.measurements.drift.confidence": "evaluate asks a model",
+        "tasks.measurements.label_review.review": "evaluate asks models",
+        "tasks.measurements.label_review.review_table": "evaluate writes it",
+        "tasks.measurements.other_rows.pairing": "evaluate asks a model",
+        "tasks.measurements.row_ages.ages": "evaluate compares the rows",
+        "tasks.measurements.suites.judging": "evaluate asks a model",
+    },
 }
 # Harmless to the weights, but it writes an output of the stage.
 OUTPUT_CODE = {"train": {"trainer/reporting/metrics_log.py"}, "validate": {"tasks/report/page.css"}}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice
 from params.sections.rows import Expectation, NearDuplicates, PretrainedTokenizer, TrainTokenizer, Validation
-from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
+from tasks.known_rows.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stage_inputs import StageInputsSnapshot

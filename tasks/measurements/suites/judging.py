@@ -15,7 +15,7 @@ from params.foundation.artifacts import SUITES
 from params.importing import import_with_arguments
 from params.sections.evaluation import Suite
 from tasks.evaluation.plan import EvaluationPlan
-from tasks.measurements.suites.measurement import FailedRow, SuiteResult
+from tasks.measurements.suites.report import FailedRow, SuiteResult
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from params.foundation.artifacts import SUITES, Artifacts
-from tasks.measurement import Measurement, PageSection
+from tasks.measurement import Measurement, PageSection, RowFindings, ValidatedRows
+from tasks.measurements.suites.report import SuiteResult
 from tasks.report.templates import render_template
 from tasks.stages import Report
-from trainer.data.shards import folder_sha256
 
 if TYPE_CHECKING:
     from params.sections.evaluation import Gate
@@ -19,51 +19,18 @@ if TYPE_CHECKING:
     from tasks.report.run_results import RunResults
     from trainer.objectives.bases.lazy_imports import PreTrainedModel
 
-_NAMED = 5
-"""Rows that the sentence names."""
-
-
-class FailedRow(Report):
-    """A row of a suite that the candidate does not get right."""
-
-    row_id: int
-    """Its place in the suite, from 0."""
-    text: str
-    notes: dict[str, str]
-    """What was expected, and what the model says."""
-
-
-class SuiteResult(Report):
-    """How many rows of a suite the candidate gets right."""
-
-    name: str
-    rows: int
-    right: int
-    share: float
-    """The smallest share of rows that must be right."""
-    sha256: str
-    """Hash of the rows."""
-    failures: list[FailedRow]
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether enough rows are right."""
-        return self.right / self.rows >= self.share  # 0.28 * 25 is more than 7
-
-    @property
-    def sentence(self) -> str:
-        """Return, for example, `suite greetings: 8 of 10 rows are right, and all must be; wrong: rows 3 and 7`."""
-        must = "all must be" if self.share == 1 else f"{self.share:.4g} of them must be"
-        text = f"suite {self.name}: {self.right} of {self.rows} rows are right, and {must}"
-        ids = [str(one.row_id) for one in self.failures[:_NAMED]]
-        more = f" and {len(self.failures) - _NAMED} more" if len(self.failures) > _NAMED else ""
-        return f"{text}; wrong: row_id {', '.join(ids)}{more}" if ids else text
-
 
 class SuiteResults(Report):
     """What the candidate makes of the suites."""
 
     suites: Sequence[SuiteResult] = ()
+
+
+class SuiteRows(Report):
+    """The rows of the suites that validate has copied."""
+
+    suites: Mapping[str, str] = {}
+    """A hash of the rows of each suite, by its name."""
 
 
 class Suites(Measurement[SuiteResults]):
@@ -74,6 +41,11 @@ class Suites(Measurement[SuiteResults]):
 
     def __init__(self) -> None:
         self._results: Sequence[SuiteResult] = ()
+
+    def measure_rows(self, validated: ValidatedRows) -> RowFindings:
+        from tasks.measurements.suites.rows import copy_suites
+
+        return RowFindings(SuiteRows(suites=copy_suites(validated)))
 
     def look(self, plan: EvaluationPlan, model: PlannedModel, network: PreTrainedModel, scores: Any) -> None:
         from tasks.measurements.suites.judging import judge_suites
@@ -91,6 +63,8 @@ class Suites(Measurement[SuiteResults]):
         return (one.sentence for one in found.suites if not one.is_passed)
 
     def rows_read(self, artifacts: Artifacts) -> Mapping[str, str]:
+        from trainer.data.shards import folder_sha256
+
         folder = artifacts.rows / SUITES
         return {own.name: folder_sha256(own) for own in sorted(folder.iterdir())} if folder.exists() else {}
 

@@ -290,7 +290,7 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def with_inputs_of(self, example: Example, other: Example) -> Example | None:
         """Return an example with its labels and the inputs of another row; None if its labels are parts of its inputs, such as next tokens.
 
-        A model that knows something of its rows is worse on such examples: a first release must be (tasks.evaluation.other_rows).
+        A model that knows something of its rows is worse on such examples: a first release must be (tasks.measurements.other_rows.pairing).
         """
         return None
 

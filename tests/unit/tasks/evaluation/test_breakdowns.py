@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import RowScores
+from tasks.measurements.breakdowns.groups import report_breakdowns
 from tasks.report.page import write_run_report_page
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example

@@ -24,13 +24,14 @@ from transformers import PreTrainedTokenizerFast
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
-from tasks.evaluation import gate, other_rows, settings_of_untrained
+from tasks.evaluation import gate, settings_of_untrained
 from tasks.evaluation.analysis import EvaluationAnalysis
-from tasks.evaluation.other_rows import score_with_other_inputs
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import ScoredModel, score_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.statistics import Resampler
+from tasks.measurements.other_rows import pairing
+from tasks.measurements.other_rows.pairing import score_with_other_inputs
 from tasks.recipes.loading import load
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
@@ -207,7 +208,7 @@ def judge(
     objective: Any = objectives.build_objective(ObjectiveChoice(name=name))
     own = tokenizer()
     validation, test = rows_of(kind, draw, VALIDATION, ROWS), rows_of(kind, draw, ROWS)
-    for module in (settings_of_untrained, other_rows):
+    for module in (settings_of_untrained, pairing):
         monkeypatch.setattr(module, "Sequences", lambda found: found)
     resampler = Resampler(objective, kind.state, resamples=RESAMPLES, confidence=0.95, seed=seed)
     plan: Any = SimpleNamespace(

@@ -15,11 +15,11 @@ from params import RecipeError
 from params.schema import ObjectiveChoice
 from params.sections.evaluation import Gate
 from tasks.evaluation.gate import JudgedModel, judge_candidate
-from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.labels import report_labels
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
+from tasks.measurements.labels.report import LabelReport
+from tasks.measurements.labels.results import report_labels
 from trainer import objectives
 
 ROWS, GATE = 600, Gate(min_slice_rows=30)

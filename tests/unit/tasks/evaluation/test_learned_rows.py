@@ -14,13 +14,13 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, SPLITS, TIMES
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
-from tasks.drift.known import KnownHashes, shorten_hashes, write_hashes
-from tasks.drift.measure import write_profile_and_measure_drift
-from tasks.drift.profile import DataProfile
-from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.hub_client.connection import open_repository
+from tasks.known_rows.hashes import KnownHashes, shorten_hashes, write_hashes
+from tasks.known_rows.profile import DataProfile
+from tasks.known_rows.rows import ComparedColumns, hash_rows
 from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
 from tasks.lineage.training_record import SaidOfRows, TrainingRecord
+from tasks.measurements.drift.new_rows import write_profile_and_measure_drift
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import write_run_report_page

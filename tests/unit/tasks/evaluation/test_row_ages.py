@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.sections.rows import Drift
-from tasks.drift.measure import write_profile_and_measure_drift
+from tasks.measurements.drift.new_rows import write_profile_and_measure_drift
 from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize

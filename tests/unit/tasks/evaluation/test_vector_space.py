@@ -12,8 +12,8 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Launch
 from params.sections.data import Data
 from tasks import digests
-from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest
+from tasks.measurements.vectors import VectorSpaceChange
 from tasks.recipes.loading import load
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from params import DataError
-from tasks.evaluation.review_answers import _read_kept, take_answers
 from tasks.ingestion.files import FileSource
 from tasks.ingestion.links import LINKED_PROJECT
+from tasks.measurements.label_review.review_answers import _read_kept, take_answers
 from tasks.recipes.loading import load
 from tasks.scaffold.convert import convert_files
 from tasks.scaffold.corpus import add_corpus

@@ -13,8 +13,8 @@ import pytest
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Launch, Model, ObjectiveChoice
 from tasks.digests import PROVENANCE
-from tasks.drift.known import KnownHashes, write_hashes
-from tasks.drift.rows import ComparedColumns
+from tasks.known_rows.hashes import KnownHashes, write_hashes
+from tasks.known_rows.rows import ComparedColumns
 from tasks.lineage import ancestors
 from tasks.lineage.learned_rows import (
     HeldOutRows,

@@ -11,19 +11,19 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.evaluation.label_report import LabelCurve
 from tasks.evaluation.report import MetricComparison, SliceResult
+from tasks.measurements.calibration.chart import draw_calibration
+from tasks.measurements.labels.charts import draw_confusion_matrix, draw_label_curves
+from tasks.measurements.labels.report import LabelCurve
 from tasks.report.canvas import chart_as_svg, empty_figure, figure_as_png, figure_as_svg, use_report_style
 from tasks.report.charts import (
     MetricCurves,
-    draw_calibration,
     draw_comparison,
     draw_curves,
     draw_gain,
     draw_gains,
     draw_slices,
 )
-from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.sections import draw_card_charts
 from tests.unit.tasks.report import example
 

@@ -10,7 +10,7 @@ import pytest
 from params import DataError
 from params.schema import ObjectiveChoice
 from params.sections.rows import Expectation
-from tasks.drift.rows import ComparedColumns
+from tasks.known_rows.rows import ComparedColumns
 from tasks.shards.split_rows import SplitRows
 from tests.support import new_objectives
 from tests.support.validation import good_rows, quarantine_reasons, run_validation, sampled, scanned, write_raw

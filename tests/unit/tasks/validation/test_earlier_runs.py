@@ -13,8 +13,8 @@ import pytest
 from params import DataError
 from params.schema import Launch, ObjectiveChoice
 from params.sections.rows import Expectation
-from tasks.drift import known
-from tasks.drift import rows as drift_rows
+from tasks.known_rows import hashes as known
+from tasks.known_rows import rows as drift_rows
 from tasks.validation import by_key, label_checks, separated_rows
 from tasks.validation import checks as checks_module
 from tests.support import tiny

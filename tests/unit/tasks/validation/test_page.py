@@ -8,7 +8,7 @@ import pytest
 
 from params import DataError
 from params.sections.rows import Expectation
-from tasks.drift.report import DriftReport
+from tasks.measurements.drift.report import DriftReport
 from tasks.validation.page import ShownRow, render_validation_page
 from tasks.validation.report import CheckReport, ValidationReport, shorten_value
 from tests.support.html import Outline

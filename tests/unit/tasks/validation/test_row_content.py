@@ -15,7 +15,8 @@ import pytest
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from params.schema import ObjectiveChoice
 from params.sections.rows import Drift
-from tasks.drift.known import (
+from tasks.evaluation.copies import group_with_copies
+from tasks.known_rows.hashes import (
     KnownHashes,
     find_known_rows,
     find_known_rows_of_shards,
@@ -23,11 +24,10 @@ from tasks.drift.known import (
     shorten_hashes,
     write_hashes,
 )
-from tasks.drift.measure import write_profile_and_measure_drift
-from tasks.drift.profile import DataProfile
-from tasks.drift.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
-from tasks.evaluation.copies import group_with_copies
+from tasks.known_rows.profile import DataProfile
+from tasks.known_rows.rows import READ_FORM, WRITTEN_FORM, ComparedColumns, hash_rows
 from tasks.lineage.learned_rows import HeldOutRows, rows_of_release
+from tasks.measurements.drift.new_rows import write_profile_and_measure_drift
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.check_results import check_rows_across_splits
 from tasks.validation.near_duplicates import RowTexts, hash_shingles
@@ -402,7 +402,7 @@ def test_the_profile_of_an_earlier_version_knows_its_rows(tmp_path: Path, monkey
     held_out = HeldOutRows(test, ComparedColumns.of(test, objective, ()))
     learned = held_out.learned_by([rows_of_release(release, "v1", held_out.columns)])
     assert learned.tolist() == [row["row_id"] for row in test.rows()]
-    monkeypatch.setattr("tasks.drift.measure.fetch_published_profile", lambda *_, **__: (old, "v1", ""))
+    monkeypatch.setattr("tasks.measurements.drift.new_rows.fetch_published_profile", lambda *_, **__: (old, "v1", ""))
     hub: Any = {"objective": objective, "seed": 1, "repo_id": "tests/tiny", "endpoint": "local"}
     with workers(tmp_path) as own:
         report = write_profile_and_measure_drift(

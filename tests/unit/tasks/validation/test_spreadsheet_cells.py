@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.evaluation.review_table import review_csv
-from tasks.evaluation.suspects import Suspect
+from tasks.measurements.label_review.review_table import review_csv
+from tasks.measurements.label_review.suspects import Suspect
 from tasks.validation.spreadsheet_cells import guard_cell, read_guarded_cell
 
 TEXT = st.text(st.sampled_from("ab1 =+-@;,\t|\n\r'\"\v\ufeff\u200b\uff1d\u2028"), max_size=20)

@@ -16,10 +16,10 @@ from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
 from params.schema import ObjectiveChoice, Replay
 from tasks.digests import PROVENANCE
-from tasks.drift.known import KnownHashes, read_hashes, shorten_hashes, write_hashes
-from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import open_repository
 from tasks.hub_server.server import LocalHub
+from tasks.known_rows.hashes import KnownHashes, read_hashes, shorten_hashes, write_hashes
+from tasks.known_rows.rows import ComparedColumns
 from tasks.lineage.learned_rows import HeldOutRows, record_learned_rows, rows_of_release
 from tasks.lineage.training_record import record_train_rows
 from tasks.publishing.provenance import collect_provenance

@@ -1,1 +1,0 @@
-"""Drift: whether the new rows are like those that the published model learned from."""

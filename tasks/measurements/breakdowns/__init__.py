@@ -1,0 +1,1 @@
+"""The rows in groups that the objective names."""

@@ -1,0 +1,1 @@
+"""How often the model is right, by its confidence."""

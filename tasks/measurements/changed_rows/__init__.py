@@ -1,0 +1,1 @@
+"""The rows on which candidate and champion differ most."""

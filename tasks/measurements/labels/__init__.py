@@ -1,0 +1,1 @@
+"""What a classifier does on each label."""

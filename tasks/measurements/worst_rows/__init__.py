@@ -1,0 +1,1 @@
+"""The rows with the largest error."""
