@@ -123,6 +123,15 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
     assert found["b.jsonl"] == [row | {"mixed": str(row["mixed"])} for row in written]
 
 
+def test_texts_that_say_numbers_are_left_to_the_stages_of_the_rehearsal(tmp_path: Path) -> None:
+    """They set n/a aside, as those of the real run do."""
+    (tmp_path / "rows.csv").write_text("text,score\na,1.50\nb,n/a\nc,\n")
+    keys = RowsFromFiles(kind="files", train="rows.csv")
+    opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
+    found = read_split([opened], "train", {"text": "string", "score": "number"})
+    assert found.table(found.pool)["score"].to_pylist() == ["1.50", "n/a", ""]
+
+
 def test_rows_that_are_not_taken_need_no_time(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,lang\n" + "".join(f"t{i},{'en' if i % 4 else 'de'}\n" for i in range(2000)))
     for more, total in (({}, 2000), ({"where": {"lang": "de"}}, 500), ({"max_rows": 300}, 300)):
