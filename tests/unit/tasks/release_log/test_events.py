@@ -110,6 +110,7 @@ def append_many(root, first):
     (Path(root) / f"writer-{first}").touch()
     while len([*Path(root).glob("writer-*")]) < 2:  # both begin at the same time
         time.sleep(0.001)
+    pytest.MonkeyPatch().setattr("os.fsync", lambda _: time.sleep(0.002))  # as long as on a disk
     for number in range(first, first + 20):
         append_release_event(Artifacts("tiny", Path(root)), entry(number))
 
