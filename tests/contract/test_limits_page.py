@@ -23,7 +23,7 @@ from tasks.scaffold.new import create_recipe
 from tasks.scaffold.request import NewRecipeRequest
 from tests.support import tiny
 from tests.support.pretrained import write_model
-from tests.support.project import ROOT, item
+from tests.support.project import ROOT, item, write_lists_of_recipes
 from tests.support.settings_check import check_settings_in_this_process
 
 PAGE = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
@@ -165,10 +165,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     check_settings_in_this_process(monkeypatch)
-    for name in ("recipes.yaml", "prefect.yaml"):
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    for name in ("params", "data"):
-        (tmp_path / name).mkdir()
+    write_lists_of_recipes(tmp_path)
     (tmp_path / "data/rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     with (tmp_path / "recipes.yaml").open("a") as file:
         file.write(item("x", objective="causal_lm"))

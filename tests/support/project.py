@@ -276,6 +276,14 @@ class ServedProject(Project):
         self.api.close()
 
 
+def write_lists_of_recipes(root: Path) -> None:
+    """Write what `evergreen new` needs of a project: the lists of recipes and of deployments, and folders for recipes and data."""
+    for name in ("recipes.yaml", "prefect.yaml"):
+        shutil.copy(ROOT / name, root / name)
+    for name in ("params", "data"):
+        (root / name).mkdir()
+
+
 def stages_of(output: str) -> list[str]:
     """The stages that DVC or a flow ran, by its output, without `resolve`."""
     return re.findall(rf"\b({'|'.join(STAGES)}): params/\w+\.yaml$", output, re.MULTILINE)

@@ -24,7 +24,7 @@ from tasks.ingestion.file_index import index_file
 from tasks.ingestion.source import open_source
 from tasks.shards.split_rows import SplitRows
 from tests.support.installed import install
-from tests.support.project import ROOT
+from tests.support.project import ROOT, write_lists_of_recipes
 from tests.support.settings_check import check_settings_in_this_process
 
 PAGE = (ROOT / "docs/add-a-format.md").read_text(encoding="utf-8")
@@ -71,10 +71,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
-    (root / "params").mkdir(parents=True)
-    (root / "data").mkdir()
-    for name in ("recipes.yaml", "prefect.yaml"):
-        shutil.copy(ROOT / name, root / name)
+    root.mkdir()
+    write_lists_of_recipes(root)
     monkeypatch.chdir(root)
     check_settings_in_this_process(monkeypatch)
     return root

@@ -27,7 +27,7 @@ from tasks.scaffold.new import create_recipe
 from tasks.scaffold.project import remove_recipe
 from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
-from tests.support.project import ROOT
+from tests.support.project import ROOT, write_lists_of_recipes
 from tests.support.sample_data import Kind, cases, data_set
 from tests.support.settings_check import check_settings_in_this_process
 
@@ -49,10 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     check_settings_in_this_process(monkeypatch)
-    for name in ("recipes.yaml", "prefect.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("params", "data"):
-        (tmp_path / name).mkdir()
+    write_lists_of_recipes(tmp_path)
     return tmp_path
 
 

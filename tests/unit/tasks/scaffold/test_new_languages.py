@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tasks.recipes.loading import load
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
-from tests.support.project import ROOT
+from tests.support.project import write_lists_of_recipes
 from tests.support.settings_check import check_settings_in_this_process
 
 WORDS = ["▁the", "▁lamp", "▁is", "▁red", "▁la", "▁lampe", "▁est", "▁rouge", "▁"]
@@ -27,10 +26,7 @@ WORDS = ["▁the", "▁lamp", "▁is", "▁red", "▁la", "▁lampe", "▁est", 
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     check_settings_in_this_process(monkeypatch)
-    for name in ("recipes.yaml", "prefect.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("params", "data"):
-        (tmp_path / name).mkdir()
+    write_lists_of_recipes(tmp_path)
     rows = [{"source": "la lampe est rouge", "target": f"the lamp is red {i}"} for i in range(60)]
     (tmp_path / "data/rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((word, -2.0) for word in WORDS)]

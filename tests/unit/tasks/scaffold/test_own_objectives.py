@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from params.schema import ObjectiveChoice
 from tasks.commands import app
 from tasks.recipes.loading import load
 from tasks.scaffold.candidates import proposable_objectives
-from tests.support.project import ROOT
+from tests.support.project import write_lists_of_recipes
 from tests.support.settings_check import check_settings_in_this_process
 from trainer import objectives
 
@@ -65,10 +64,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
     monkeypatch.chdir(tmp_path)
     check_settings_in_this_process(monkeypatch)
-    for name in ("recipes.yaml", "prefect.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("params", "data"):
-        (tmp_path / name).mkdir()
+    write_lists_of_recipes(tmp_path)
     rows = [{"text": f"the {['lamp', 'rain'][i % 2]} number {i}", "label": "ab"[i % 2]} for i in range(60)]
     (tmp_path / "data/rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     yield

@@ -73,16 +73,12 @@ def test_commit_without_changes_is_not_marked(root, clean):
     assert git_commit_with_dirty_mark(root, recipe()) == clean
 
 
-@pytest.mark.parametrize("name", ["trainer/losses.py", "tasks/page.jinja", "own/losses.py", "own_rows.py"])
-def test_changed_code_is_marked(root, clean, name):
-    change(root, name)
-    assert git_commit_with_dirty_mark(root, recipe()) == f"{clean}+"
-    committed = commit_all()
-    assert git_commit_with_dirty_mark(root, recipe()) == committed
+CHANGED = ("trainer/losses.py", "tasks/page.jinja", "own/losses.py", "own_rows.py")
+UNTRACKED = ("trainer/objectives/new.py", "params/rows.py", "tasks/new/deep/code.py")
 
 
-@pytest.mark.parametrize("name", ["trainer/objectives/new.py", "params/rows.py", "tasks/new/deep/code.py"])
-def test_untracked_code_is_marked(root, clean, name):
+@pytest.mark.parametrize("name", [*CHANGED, *UNTRACKED])
+def test_changed_or_untracked_code_is_marked(root, clean, name):
     change(root, name)
     assert git_commit_with_dirty_mark(root, recipe()) == f"{clean}+"
     committed = commit_all()
