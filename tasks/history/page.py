@@ -42,7 +42,6 @@ def write_history_page(root: Path, histories: Sequence[RecipeHistory], *, now: d
 
 
 def render_history_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> str:
-    """Return the page as HTML."""
     recipes = [_recipe(root, history, now) for history in histories]
     return render_template("history/page.html.jinja", {"now": now, "days": _DAYS, "cells": cells, "recipes": recipes})
 

@@ -71,8 +71,6 @@ class ModelReference:
 
 @dataclass(frozen=True)
 class DownloadedModel:
-    """A model on this machine."""
-
     folder: Path
     repo_id: str
     commit: str

@@ -56,8 +56,6 @@ _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class ModelLoadedByCard:
-    """What one piece of the card's code has loaded."""
-
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pipeline: Any | None

@@ -25,7 +25,6 @@ def write_resolved_recipe(artifacts: Artifacts) -> None:
 
 
 def write_complete_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with all of its values."""
     write_text_atomically(path, _text(recipe.model_dump(mode="json")))
 
 

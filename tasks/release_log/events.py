@@ -117,7 +117,6 @@ def read_release_events_of_project(artifacts: Artifacts) -> list[ReleaseEvent]:
 
 
 def format_release_event(entry: ReleaseEvent) -> str:
-    """Format an entry as one line for a terminal."""
     what = entry.verdict if entry.event == "verdict" else entry.tag or entry.commit
     value = entry.metrics.get("model", {}).get(entry.metric or "")
     notes = [f"by {entry.by}"] if entry.by else []

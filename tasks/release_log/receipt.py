@@ -14,8 +14,6 @@ Status = Literal["published", "proposed", "rejected", "kept", "dry-run"]
 
 
 class Receipt(Report):
-    """What the publish stage published, and where."""
-
     saved_as: ClassVar[str] = "publish"
     status: Status
     reasons: tuple[str, ...]

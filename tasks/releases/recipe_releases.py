@@ -119,7 +119,6 @@ def name_of_user() -> str:
 
 
 def list_recipe_paths() -> Sequence[Path]:
-    """Return the recipes in params/, by name."""
     return sorted(Path("params").glob("*.yaml"))
 
 
@@ -129,7 +128,6 @@ def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> Abstract
 
 
 def _recipe_with(tag: str) -> Path:
-    """Return the recipe whose repository has a tag."""
     found: dict[tuple[str, str], Path] = {}
     for path in list_recipe_paths():
         publish = load(path).publish

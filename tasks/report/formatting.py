@@ -75,7 +75,6 @@ def _fixed(value: float, places: int, *, signed: bool) -> str:
 
 
 def format_percent(share: object) -> str:
-    """Return a share as a percentage."""
     known = finite_or_none(share)
     return MISSING if known is None else f"{100 * known:.3g}%"
 

@@ -108,7 +108,6 @@ def gloo_environment(launch: Launch) -> dict[str, str]:
 
 
 def launcher_report_path(job: Job, machine: int = 0) -> Path:
-    """Return the path of the report that the launcher of one machine writes."""
     return job.folder / (f"machine-{machine}-launch.json" if machine else "launch.json")
 
 
@@ -141,8 +140,6 @@ def _living_members(leaders: set[int]) -> list[psutil.Process]:
 
 
 class ReceivedStopSignals:
-    """The signals that have asked this process to stop."""
-
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
         """The first of them; None until a signal comes."""

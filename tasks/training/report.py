@@ -10,8 +10,6 @@ from trainer.start import ReleaseReference
 
 
 class TrainingReport(Report):
-    """What the train stage reached."""
-
     saved_as: ClassVar[str] = "train"
     run: str
     """Key of everything that determines the run."""

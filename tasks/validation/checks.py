@@ -105,7 +105,6 @@ def _columns_in(condition: Any) -> list[str] | None:
 
 
 def without_row_condition(expectation: Expectation) -> Expectation:
-    """Return the expectation for all rows."""
     arguments: Mapping[str, Any] = expectation.arguments
     kept = {k: v for k, v in arguments.items() if k not in ("row_condition", "condition_parser")}
     return Expectation(type=expectation.type, on_failure=expectation.on_failure, **kept)
@@ -132,7 +131,6 @@ def check_row_by_row(expectations: Sequence[Expectation], rows: RawRows, skip: P
 def check_shard_rows(
     expectations: Sequence[Expectation], as_objects: frozenset[str], work: RawShardWork
 ) -> list[ExpectationResult]:
-    """Check the rows of one shard."""
     return run_expectations(expectations, work.frame(as_objects))
 
 
@@ -164,7 +162,6 @@ def check_rows_with_objective(
 
 
 def find_rejected_positions(reject_reason: Callable[[Row], str | None], work: RawShardWork) -> Positions:
-    """Return the positions of the rows of one shard that the objective rejects."""
     return np.array([position for position, row in work.each() if reject_reason(row) is not None], np.int64)
 
 

@@ -29,8 +29,6 @@ _RESERVED = ("id", "meta", "result_format", "catch_exceptions", "rendered_conten
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """What a check found."""
-
     success: bool
     """Whether the data pass; with `mostly`, they pass although some rows fail."""
     failing: Positions | None
@@ -55,7 +53,6 @@ def expectation_key_text(expectation: Expectation) -> str:
 
 
 def columns_named_by_expectations(expectations: Iterable[Expectation]) -> list[str]:
-    """Return the columns that the expectations need."""
     found: list[str] = []
     for expectation in expectations:
         if expectation.type == "expect_column_to_exist":

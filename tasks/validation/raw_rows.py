@@ -51,8 +51,6 @@ def union_of_positions(several: Sequence[Positions]) -> Positions:
 
 @dataclass(frozen=True)
 class ShardWithPositions:
-    """The rows of a shard, and their positions."""
-
     split: str
     rows: SplitRows
     start: int

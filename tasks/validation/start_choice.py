@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 
 class StartChoice(pydantic.BaseModel):
-    """A choice that a run has made."""
-
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     decided_by: str
     """SHA-256 of what has decided it."""

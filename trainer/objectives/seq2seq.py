@@ -308,7 +308,6 @@ class Seq2Seq(TokenLikelihood[Options]):
 
 
 def exact_match_and_rouge(text: str, target: str) -> list[float]:
-    """Return exact match, ROUGE-1, ROUGE-2 and ROUGE-L of one text."""
     from torchmetrics.functional.text import rouge_score
 
     def words(some: str) -> str:

@@ -49,10 +49,7 @@ def describe_unwritten(
 
 
 class _Placeholders(dict[str, str]):
-    """What each placeholder stands for."""
-
     def add(self, what: str) -> str:
-        """Return a new placeholder."""
         self[placeholder := f"zq{len(self)}qz"] = what
         return placeholder
 

@@ -212,7 +212,6 @@ def _require_pinned(name: str, path: str, revision: str | None) -> None:
 
 @lru_cache(maxsize=8)
 def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
-    """Return the configuration and the tokenizer of a model."""
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         what = "has weights only as pickle files, which are never loaded"
         raise ModelError(path, what, "load them where you trust them, and write safetensors with `save_pretrained`")

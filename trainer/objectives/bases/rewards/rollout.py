@@ -80,8 +80,6 @@ class Rollout:
 
 
 class TrainingSample(NamedTuple):
-    """One sequence to train on."""
-
     prompt: list[int]
     completion: list[int]
     weight: float

@@ -75,7 +75,6 @@ def read_answers(value: Any) -> list[Answer]:
 
 
 def looks_like_answers(value: Any) -> bool:
-    """Whether a value has the form of answers."""
     try:
         return bool(value) and read_answers(value) is not None
     except ValueError:

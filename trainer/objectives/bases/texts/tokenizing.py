@@ -177,7 +177,6 @@ def encode_texts(
 
 
 def gives_types(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer gives its model the types of tokens."""
     return TOKEN_TYPES in tokenizer.model_input_names
 
 
