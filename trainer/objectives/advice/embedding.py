@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.rows import Row
@@ -50,14 +50,19 @@ class EmbeddingAdvice(NewRecipeAdvice):
         if sizes := Counter(len(one) for one in lists if isinstance(one, list) and one):
             size, number = sizes.most_common(1)[0]
             found["listed_negatives"] = AdvisedValue(min(size, _MOST_LISTED), f"{number:,} of these lists hold {size}")
-        for name in (
-            {*rows[0]} - {*columns.values()} if rows and {*columns} <= {"prompt", "completion", "rejected"} else ()
-        ):
-            grades = {row.get(name) for row in rows} if name.lower() in _GRADES else set()
-            numbers = [one for one in grades if isinstance(one, int | float)]
-            if len(numbers) == len(grades) > 1 and max(numbers) > 0:
+        if not rows or not {*columns} <= {"prompt", "completion", "rejected"}:
+            return found
+        for name in {*rows[0]} - {*columns.values()}:
+            if name.lower() in _GRADES and _has_grades(row.get(name) for row in rows):
                 found["grade_column"] = AdvisedValue(name, "how relevant it is; rows with 0 are set aside")
         return found
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")
+
+
+def _has_grades(values: Iterable[Any]) -> bool:
+    """Whether values are several numbers, not all of them 0."""
+    different = {*values}
+    numbers = [one for one in different if isinstance(one, int | float)]
+    return len(numbers) == len(different) > 1 and max(numbers) > 0

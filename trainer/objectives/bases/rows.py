@@ -116,16 +116,16 @@ def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[s
 
 def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | None:
     """Return what is wrong with lists of labels or numbers, or with columns of which a row needs one; None if nothing."""
-    lists = [column for column, kind in columns.items() if kind == "labels"]
-    if reason := next(
-        (f"one of its {column} is null" for column in lists if isinstance(row[column], list) and None in row[column]),
-        None,
-    ):
-        return reason
-    for column in [column for column, kind in columns.items() if kind == "numbers"]:
+    by_kind: dict[ColumnKind, list[str]] = {"labels": [], "numbers": [], "optional": []}
+    for column, kind in columns.items():
+        by_kind.setdefault(kind, []).append(column)
+    for column in by_kind["labels"]:
+        if isinstance(row[column], list) and None in row[column]:
+            return f"one of its {column} is null"
+    for column in by_kind["numbers"]:
         if reason := _why_no_numbers(row[column]):
             return f"its {column} {reason}"
-    optional = [column for column, kind in columns.items() if kind == "optional"]
+    optional = by_kind["optional"]
     is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
     return f"none of {' and '.join(optional)} has text" if is_blank else None
 

@@ -38,16 +38,20 @@ class MessageReader:
         for i, turn in enumerate(turns):
             if not self._knows_function_call and (len(turn) > _PLAIN_KEYS or turn["role"] == "function"):
                 _bring_up_to_date(turn)
-            content = turn["content"]
-            if i == 0 and self._begin and content.startswith(self._begin) and self._written.startswith(self._begin):
-                turn["content"] = content.removeprefix(self._begin)
-            is_ended = turn["role"] == "assistant" and content.rstrip().endswith(self._end)
-            if is_ended and self._written.rstrip().endswith(self._end):
-                turn["content"] = content.rstrip().removesuffix(self._end)
+            self._remove_ends_of_text(i, turn)
             for key in ("tool_calls", "function_call") if len(turn) > _PLAIN_KEYS else ():
                 if key in turn:
                     turn[key] = _change_arguments(turn[key], partial(self._in_its_form, i))
         return turns
+
+    def _remove_ends_of_text(self, i: int, turn: dict[str, Any]) -> None:
+        """Remove the token of begin of text from the first message, and that of its end from an answer, if the template writes them, too."""
+        content = turn["content"]
+        if i == 0 and self._begin and content.startswith(self._begin) and self._written.startswith(self._begin):
+            turn["content"] = content.removeprefix(self._begin)
+        is_ended = turn["role"] == "assistant" and content.rstrip().endswith(self._end)
+        if is_ended and self._written.rstrip().endswith(self._end):
+            turn["content"] = content.rstrip().removesuffix(self._end)
 
     @cached_property
     def _written(self) -> str:

@@ -67,33 +67,47 @@ def _is_plain(message: Any) -> bool:
 
 
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:
-    if isinstance(turn, dict) and "role" not in turn and "from" in turn:
-        rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
-        kind = str(turn["from"]).lower()
-        if (role := _SHAREGPT_ROLES.get(kind)) is None:
-            raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
-        turn = {"role": role, "content": turn.get("value"), **rest}
-        if kind == "function_call":
-            turn |= {"content": "", "tool_calls": _sharegpt_calls(i, turn["content"])}
-    elif isinstance(turn, dict) and isinstance(named := turn.get("role"), str):
-        turn = {**turn, "role": _ROLES.get(named.lower(), named)}
-    if isinstance(turn, dict) and (found := describe_picture_keys(turn)):
+    not_a_message = f"message {i} is not {{role, content}} with text in both"
+    if not isinstance(turn, dict):
+        raise ValueError(not_a_message)  # noqa: TRY004 - it is wrong in a row of data
+    turn = _with_usual_role(i, turn)
+    if found := describe_picture_keys(turn):
         raise ValueError(f"message {i} has {found}")
-    if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
-        texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
-        if len(texts) < len(parts):
-            raise ValueError(f"message {i} has a part that is no text, and only text is read")
-        turn = {**turn, "content": "".join(texts)}
-    if isinstance(turn, dict) and calls_tools(turn) and turn.get("content") is None:
+    if isinstance(turn.get("content"), list):
+        turn = {**turn, "content": _text_of_parts(i, turn["content"])}
+    if calls_tools(turn) and turn.get("content") is None:
         turn = {**turn, "content": ""}
-    if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-        raise ValueError(f"message {i} is not {{role, content}} with text in both")
+    if not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+        raise ValueError(not_a_message)
     calls = turn.get("tool_calls", [])
     if not isinstance(calls, list) or not all(map(_has_name, calls)):
         raise ValueError(f"message {i} has tool_calls that are no list of {{name, arguments}}")
     if not _has_name(turn.get("function_call", {"name": ""})):
         raise ValueError(f"message {i} has a function_call that is no {{name, arguments}}")
     return _with_weight(i, turn) if any(mark in turn for mark in MARKS) else turn
+
+
+def _with_usual_role(i: int, turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of ShareGPT, {from, value}, as {role, content}, and others with the usual name of their role."""
+    if "role" in turn or "from" not in turn:
+        named = turn.get("role")
+        return {**turn, "role": _ROLES.get(named.lower(), named)} if isinstance(named, str) else turn
+    rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
+    kind = str(turn["from"]).lower()
+    role = _SHAREGPT_ROLES.get(kind)
+    if role is None:
+        raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
+    message = {"role": role, "content": turn.get("value"), **rest}
+    if kind == "function_call":
+        message |= {"content": "", "tool_calls": _sharegpt_calls(i, message["content"])}
+    return message
+
+
+def _text_of_parts(i: int, parts: list[Any]) -> str:
+    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict)]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"message {i} has a part that is no text, and only text is read")
+    return "".join(texts)
 
 
 def _with_weight(i: int, turn: dict[str, Any]) -> dict[str, Any]:

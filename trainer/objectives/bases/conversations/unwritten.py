@@ -25,6 +25,10 @@ def has_thoughts(turn: Mapping[str, Any]) -> bool:
     return any(end in turn["content"] for end in _END_OF_THOUGHTS)
 
 
+def _learned_answers(turns: Turns, answers: list[int], learned_from: int) -> list[int]:
+    return [i for i in answers if i >= learned_from and is_learned(turns[i])]
+
+
 def describe_unwritten(
     turns: Turns, render: Callable[[Turns], str], *, learned_from: int = 0, learns_all: bool = False
 ) -> str | None:
@@ -35,7 +39,7 @@ def describe_unwritten(
     answers, such as those before message `learned_from`.
     """
     answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    learned = answers if learns_all else [i for i in answers if i >= learned_from and is_learned(turns[i])]
+    learned = answers if learns_all else _learned_answers(turns, answers, learned_from)
     if not learned:
         return None
     end, found = len(turns) if learns_all else learned[-1] + 1, _Placeholders()

@@ -145,14 +145,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
-        options = self.options
-        if not options.rewards:
-            what = "is empty: without a reward all completions are equal, and nothing is learned"
-            yield Problem(("objective", "rewards"), what, "name one, for example `trainer.rewards:numeric_answer`")
-        if options.reward_weights and len(options.reward_weights) != len(options.rewards):
-            what = f"has {len(options.reward_weights)} weights for {len(options.rewards)} rewards"
-            yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
-        yield from self._problems_of_rewards({i for i, source in enumerate(options.rewards) if source.name})
+        yield from self._problems_of_reward_options()
         if training.streaming:
             what = "a round of completions needs the prompts of the next steps, which a stream does not know"
             yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")
@@ -163,12 +156,23 @@ class GenerativeObjective(Objective[OptionsT]):
             what = "fp16 rounds log-probabilities so coarsely that equal models seem to differ"
             yield Problem(("training", "precision"), what, "use bf16 or fp32")
         positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
-        if isinstance(positions, int) and options.max_new_tokens >= positions:
-            what = f"is {options.max_new_tokens} and the model has {positions} positions, so a prompt has no room"
+        longest = self.options.max_new_tokens
+        if isinstance(positions, int) and longest >= positions:
+            what = f"is {longest} and the model has {positions} positions, so a prompt has no room"
             yield Problem(("objective", "max_new_tokens"), what, "lower it, or use a model with more positions")
         if (kind := read_parallelism_strategy(launch)) != "data parallelism":
             what = f"uses {kind}, where no process has the whole weights, which generation needs"
             yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
+
+    def _problems_of_reward_options(self) -> Iterator[Problem]:
+        rewards, weights = self.options.rewards, self.options.reward_weights
+        if not rewards:
+            what = "is empty: without a reward all completions are equal, and nothing is learned"
+            yield Problem(("objective", "rewards"), what, "name one, for example `trainer.rewards:numeric_answer`")
+        if weights and len(weights) != len(rewards):
+            what = f"has {len(weights)} weights for {len(rewards)} rewards"
+            yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
+        yield from self._problems_of_rewards({i for i, source in enumerate(rewards) if source.name})
 
     def text(self, row: Row) -> str:
         return parse_prompt_template(self.options.prompt).fill(row)

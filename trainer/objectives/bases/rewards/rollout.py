@@ -102,12 +102,9 @@ def sample_completions(
     The randomness of each prompt depends on its key alone, and `on_token` is called before each token; without keys, decoding is
     greedy. The model is in evaluation mode while it generates.
     """
-    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
     network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay active
     own, was_training = network.generation_config, model.training
-    configured = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    ends = {int(token) for token in (tokenizer.eos_token_id, *configured) if token is not None}
+    ends = _end_tokens(tokenizer, own.eos_token_id)
     config = transformers.GenerationConfig(
         do_sample=False,  # `_Draw` leaves a single token to choose
         max_new_tokens=options.max_new_tokens,
@@ -124,9 +121,7 @@ def sample_completions(
             ids = pad_to_tensor(batch, int(config.pad_token_id)).flip(1)  # padded on the left
             processors = transformers.LogitsProcessorList()
             if keys is not None:
-                processors.append(TemperatureLogitsWarper(float(options.temperature)))
-                processors += [TopKLogitsWarper(options.top_k)] if options.top_k else []
-                processors += [TopPLogitsWarper(options.top_p)] if options.top_p < 1.0 else []
+                processors += _warpers(options)
                 processors.append(_Draw(keys[start : start + size], options.max_new_tokens, ids.shape[1], on_token))
             out = network.generate(  # without gradients
                 input_ids=ids.to(network.device),
@@ -141,6 +136,24 @@ def sample_completions(
         network.generation_config = own
     model.train(was_training)
     return completions, [bool(ids) and ids[-1] in ends for ids in completions]
+
+
+def _end_tokens(tokenizer: Tokenizer, configured: list[int] | int | None) -> set[int]:
+    """Return the tokens that end a completion: that of the tokenizer, and those of the model's settings."""
+    of_model = configured if isinstance(configured, list) else [configured]
+    return {int(token) for token in (tokenizer.eos_token_id, *of_model) if token is not None}
+
+
+def _warpers(options: GenerativeObjectiveOptions) -> list[Any]:
+    """Return what changes the distribution that a token is drawn from."""
+    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers: list[Any] = [TemperatureLogitsWarper(float(options.temperature))]
+    if options.top_k:
+        warpers.append(TopKLogitsWarper(options.top_k))
+    if options.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(options.top_p))
+    return warpers
 
 
 class _Draw:

@@ -56,22 +56,24 @@ def read_answers(value: Any) -> list[Answer]:
 
     ValueError if it has another form.
     """
-    if isinstance(value, Mapping):
-        texts, starts = value.get("text"), value.get("answer_start")
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise ValueError("its answers are not {text: [...], answer_start: [...]} with as many starts as texts")
-        pairs = list(zip(texts, starts, strict=True))
-    elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-        pairs = [(one.get("text"), next((one[key] for key in _START if key in one), None)) for one in value]
-    else:
-        raise ValueError("its answers are neither a record nor a list of records")
     found = []
-    for number, (text, start) in enumerate(pairs):
+    for number, (text, start) in enumerate(_texts_and_starts(value)):
         is_place = isinstance(start, int | float) and not isinstance(start, bool) and float(start).is_integer()
         if not isinstance(text, str) or not is_place:
             raise ValueError(f"answer {number} needs a text and the number of its first character")
         found.append((text, int(start)))
     return found
+
+
+def _texts_and_starts(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise ValueError("its answers are not {text: [...], answer_start: [...]} with as many starts as texts")
+        return list(zip(texts, starts, strict=True))
+    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        return [(one.get("text"), next((one[key] for key in _START if key in one), None)) for one in value]
+    raise ValueError("its answers are neither a record nor a list of records")
 
 
 def looks_like_answers(value: Any) -> bool:

@@ -126,7 +126,7 @@ def separate_texts_of_pairs(tokenizer: Tokenizer) -> None:
         raise ModelError("tokenization.tokenizer", what, "use one of a model that reads pairs, such as a BERT")
     backend = tokenizer.backend_tokenizer
     rules = json.loads(backend.to_str())["post_processor"]
-    steps = rules["processors"] if rules and rules["type"] == "Sequence" else [rules] if rules else []
+    steps = _steps_of_post_processor(rules)
     template = next((step for step in steps if step["type"] == "TemplateProcessing"), None)
     if template is None:
         template = {"type": "TemplateProcessing", "single": [_sequence("A", 0)], "special_tokens": {}}
@@ -139,6 +139,13 @@ def separate_texts_of_pairs(tokenizer: Tokenizer) -> None:
     of_second = [{"SpecialToken": {**part["SpecialToken"], "type_id": 1}} for part in behind]
     template["pair"] = [*before, _sequence("A", 0), *between, _sequence("B", 1), *of_second]
     backend.post_processor = _build_post_processor({"type": "Sequence", "processors": steps})
+
+
+def _steps_of_post_processor(rules: Any) -> list[dict[str, Any]]:
+    if not rules:
+        return []
+    steps: list[dict[str, Any]] = rules["processors"] if rules["type"] == "Sequence" else [rules]
+    return steps
 
 
 def _sequence(name: str, kind: int) -> dict[str, Any]:

@@ -114,21 +114,27 @@ def set_prompts(tokenizer: Tokenizer, query: str | None, document: str | None) -
 
     None stands for the prompt of that repository, which may be empty.
     """
-    base, revision = str(tokenizer.name_or_path or ""), getattr(tokenizer, "loaded_revision", None)
-    config = (_read(base, _CONFIGURATION, revision) if base else None) or {}
+    config = _read_of_model(tokenizer, _CONFIGURATION)
     prompts = {name: text or "" for name, text in (config.get("prompts") or {}).items()}
     default = prompts.get(str(config.get("default_prompt_name")), "")
+    of_query = prompts.get("query") or default
     of_document = next((prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name)), default)
     prompts |= {
-        "query": prompts.get("query") or default if query is None else query,
+        "query": of_query if query is None else query,
         "document": of_document if document is None else document,
     }
-    limit = ((_read(base, "sentence_bert_config.json", revision) if base else None) or {}).get("max_seq_length")
+    limit = _read_of_model(tokenizer, "sentence_bert_config.json").get("max_seq_length")
     if isinstance(limit, int):
         tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     own = {"prompts": prompts, "default_prompt_name": config.get("default_prompt_name")}
     is_limited = tokenizer.model_max_length < NO_LIMIT
     tokenizer.init_kwargs[KEY] = own | ({_LIMIT: tokenizer.model_max_length} if is_limited else {})
+
+
+def _read_of_model(tokenizer: Tokenizer, name: str) -> Mapping[str, Any]:
+    """Return a file of the model that a tokenizer was loaded from; empty if it has none."""
+    base, revision = str(tokenizer.name_or_path or ""), getattr(tokenizer, "loaded_revision", None)
+    return (_read(base, name, revision) if base else None) or {}
 
 
 def prompt_before(tokenizer: Tokenizer, name: Literal["query", "document"]) -> str:
