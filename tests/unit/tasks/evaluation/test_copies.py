@@ -19,6 +19,7 @@ from tasks.evaluation.statistics import Gain, Resampler
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 
 CLASSES: Any = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
 CHOICES: Any = objectives.build_objective(ObjectiveChoice(name="multiple_choice"))
@@ -118,7 +119,7 @@ def test_equal_models_rarely_pass_on_copied_rows(tmp_path: Path) -> None:
         right = [np.tile(random.random(texts) < 0.8, copies) for _ in range(2)]
         for how, numbers in (("as groups", groups.numbers), ("as rows", None)):
             own, other = (choices_scored(one, numbers) for one in right)
-            gain = resampler.gains(own, other, CHOICES.metrics)["accuracy"]
+            gain = resampler.gains(own, other, directions(CHOICES.metrics))["accuracy"]
             assert how == "as rows" or gain.observations == texts
             counted[how] += passes("accuracy", gain, own)
     assert counted["as rows"] > 0.2 * pairs
@@ -131,5 +132,7 @@ def test_copies_of_one_row_are_too_few_observations(tmp_path: Path) -> None:
     assert copies == 59
     assert groups is not None
     own, other = (choices_scored(np.full(60, is_right), groups.numbers) for is_right in (True, False))
-    gain = Resampler(CHOICES, {}, resamples=50, confidence=0.95, seed=1).gains(own, other, CHOICES.metrics)["accuracy"]
+    gain = Resampler(CHOICES, {}, resamples=50, confidence=0.95, seed=1).gains(own, other, directions(CHOICES.metrics))[
+        "accuracy"
+    ]
     assert not passes("accuracy", gain, own)

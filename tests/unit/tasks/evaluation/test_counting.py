@@ -13,6 +13,7 @@ from tasks.evaluation.report import MetricComparison
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 from trainer.objectives.bases.metrics.retrieval import NAMES
 
 
@@ -58,11 +59,11 @@ def test_queries_without_a_relevant_document_are_no_observations(counted: int) -
     objective = objectives.build_objective(ObjectiveChoice(name="embedding"))
     resampler = Resampler(objective, {}, resamples=200, confidence=0.95, seed=0)
     own, other = embedded(0, counted), embedded(1, counted)
-    gain = resampler.gains(own, other, objective.metrics)["ndcg_at_10"]
+    gain = resampler.gains(own, other, directions(objective.metrics))["ndcg_at_10"]
     assert gain.observations == counted
     assert np.isfinite([gain.low, gain.high]).tolist() == [counted >= 6] * 2
     assert np.isfinite(resampler.intervals(own)["ndcg_at_10"]).all() == (counted >= 6)
-    p_values = resampler.floor_p_values(own, {"ndcg_at_10": 1.0}, objective.metrics)
+    p_values = resampler.floor_p_values(own, {"ndcg_at_10": 1.0}, directions(objective.metrics))
     assert (p_values["ndcg_at_10"] == 1.0) == (counted < 6)
 
 
@@ -79,7 +80,7 @@ def test_texts_without_spans_are_no_observations_of_their_f1() -> None:
         return RowScores(np.arange(rows), columns)
 
     resampler = Resampler(objective, state, resamples=200, confidence=0.95, seed=0)
-    gains = resampler.gains(scores(5), scores(1), objective.metrics)
+    gains = resampler.gains(scores(5), scores(1), directions(objective.metrics))
     assert {name: one.observations for name, one in gains.items()} == {
         "loss": rows,
         "token_accuracy": rows,

@@ -38,6 +38,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.metrics.metric import directions
 from trainer.objectives.bases.texts.padding import IGNORE_INDEX
 
 ROWS, VALIDATION, WORDS, FIRST = 160, 80, 8, 10
@@ -218,7 +219,7 @@ def judge(
         batch_tokens=10**6,
         groups=None,
         metric=metric or objective.main_metric,
-        directions=objective.metrics,
+        directions=directions(objective.metrics),
         asks_other_rows=True,
         learned={"model": [], "untrained": [], "other_rows": []},
         learned_by_candidate=0,
@@ -243,7 +244,7 @@ def judge(
     details = EvaluationDetails(
         confidence=0.95,
         resamples=RESAMPLES,
-        directions=dict(objective.metrics),
+        directions=directions(objective.metrics),
         intervals={},
         comparisons=list(analysis._compare(scored["model"].scores, scored["untrained"].scores, "untrained")),
         slices=[],

@@ -13,6 +13,7 @@ from tasks.evaluation.scoring import RowScores, resampling_units
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 
 with new_objectives.known():
     RANKING = objectives.build_objective(ObjectiveChoice(name="first_relevant"))
@@ -52,11 +53,11 @@ def test_groups_are_resampled_and_not_rows() -> None:
     scores = ranked(60, 1.0)
     (found,) = resampler(RANKING, 2000).resample([scores])
     alone = ranked(60, 1.0)
-    per_query = RANKING.additive_statistics(alone.columns, {})[:, 3]
+    per_query = RANKING.statistics(alone.columns, {})["reciprocal ranks"]
     ranks = per_query[per_query > 0]
     assert scores.observations == len(ranks) == 60
     assert found["reciprocal_rank"].std() == pytest.approx(ranks.std() / 60**0.5, rel=0.1)
-    gains = resampler(RANKING).gains(ranked(60, 3.0, 1), scores, RANKING.metrics)
+    gains = resampler(RANKING).gains(ranked(60, 3.0, 1), scores, directions(RANKING.metrics))
     assert gains["reciprocal_rank"].low > 0
     assert gains["reciprocal_rank"].p_value is None
 
@@ -86,8 +87,8 @@ def test_metric_of_a_whole_split_is_computed_again_on_each_resample() -> None:
 
 @pytest.mark.parametrize("rows", [80, 1300])
 def test_gain_in_a_metric_of_a_whole_split_has_an_interval(rows: int) -> None:
-    gains = resampler(SIMILARITY, 50).gains(paired(rows, 0.1, 1), paired(rows, 0.6, 2), SIMILARITY.metrics)
-    none = resampler(SIMILARITY, 50).gains(paired(rows, 0.3, 1), paired(rows, 0.3, 2), SIMILARITY.metrics)
+    gains = resampler(SIMILARITY, 50).gains(paired(rows, 0.1, 1), paired(rows, 0.6, 2), directions(SIMILARITY.metrics))
+    none = resampler(SIMILARITY, 50).gains(paired(rows, 0.3, 1), paired(rows, 0.3, 2), directions(SIMILARITY.metrics))
     assert gains["rank_correlation"].low > 0
     assert none["rank_correlation"].low < 0 < none["rank_correlation"].high
     assert gains["rank_correlation"].at_most(1.0) < 0.01

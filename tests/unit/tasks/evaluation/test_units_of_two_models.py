@@ -11,6 +11,7 @@ from tasks.evaluation.scoring import RowScores, align_to_common_rows, resampling
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives
+from trainer.objectives.bases.metrics.metric import directions
 
 QUERIES, DOCUMENTS = 60, 4
 ROWS = QUERIES * DOCUMENTS
@@ -37,7 +38,7 @@ def test_models_that_answer_alike_differ_by_nothing(both: bool) -> None:
     common = align_to_common_rows(own, other, np.zeros(0, np.int64))
     assert common[0].observations == common[1].observations
     resampler = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1)
-    alone = resampler.gains(*common, RANKING.metrics)
-    same = resampler.gains(common[0], common[0], RANKING.metrics)
+    alone = resampler.gains(*common, directions(RANKING.metrics))
+    same = resampler.gains(common[0], common[0], directions(RANKING.metrics))
     gain, expected = alone["reciprocal_rank"], same["reciprocal_rank"]
     assert (gain.low, gain.high) == pytest.approx((expected.low, expected.high))

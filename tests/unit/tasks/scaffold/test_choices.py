@@ -22,6 +22,7 @@ from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue
+from trainer.objectives.bases.metrics.metric import directions
 
 CLASSES = ObjectiveProposal("sequence_classification", {})
 
@@ -221,7 +222,7 @@ def passes(metric: str, *counts: int) -> bool:
         RowScores(np.arange(len(label)), scores | {"prediction": own}) for own in (label, np.zeros(len(label)))
     )
     state = {"labels": [str(number) for number in range(len(counts))]}
-    gains = Resampler(objective, state, 500, 0.95, 1).gains(perfect, other, dict(objective.metrics))
+    gains = Resampler(objective, state, 500, 0.95, 1).gains(perfect, other, directions(objective.metrics))
     return gains[metric].low > 0
 
 
