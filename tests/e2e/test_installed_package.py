@@ -97,7 +97,7 @@ def test_recipe_trains_with_what_a_package_brings_and_anew_with_its_next_version
     said = project.run(*check, ok=False)
     assert said.count("which does not have the line mirrored-texts==1.0 for `mirrored_texts.") == 2
     pins.write_text("mirrored-texts==1.0\n")
-    assert project.run(*check) == f"check: {recipe} is sound\n"
+    assert f"check: {recipe} is sound" in project.run(*check)
 
     project.stages(recipe, ("ingest", "validate", "tokenize", "train", "evaluate"))
     trained = json.loads((project.root / "runs/mirrored/history/training.json").read_text())

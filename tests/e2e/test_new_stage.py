@@ -36,7 +36,7 @@ def test_stage_of_the_page_runs_where_it_stands_in_the_list(project) -> None:
     assert "run `evergreen evaluate params/tiny.yaml` first" in said
     assert "audit" in project.run("python", "-m", "tasks", "--help")
 
-    said = project.run("python", "-m", "flows.cli", "run", "tiny")
+    said = project.run("python", "-m", "flows.cli", "run", "tiny", timeout_s=1500)
     assert "audit@tiny" in said
     assert json.loads((project.root / "runs/tiny/audit/audit.json").read_text()) == {"split": "test", "rows": 0}
     (entry,) = map(json.loads, (project.root / "runs/tiny/runs.jsonl").read_text().splitlines())
