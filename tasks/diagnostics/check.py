@@ -61,7 +61,6 @@ def check(path: Path) -> None:
 
 
 def find_recipe_problems(document: Document) -> list[Problem]:
-    """Return all problems of a recipe."""
     problems = [*map(_say_where_argument_belongs, parse(document)[1])]
     sections = valid_sections(document)
     config = (sections["model"].config if "model" in sections else None) or {}

@@ -27,8 +27,6 @@ _HELD_OUT_ROWS: Final = 128
 
 
 class RehearsalRows(NamedTuple):
-    """Rows of one split of a source."""
-
     pool: Sequence[Row]
     """Rows at regular distances among all that were read."""
     total: int

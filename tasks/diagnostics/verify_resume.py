@@ -54,8 +54,6 @@ _FIXES = {
 
 
 class PlannedKill(NamedTuple):
-    """One SIGKILL."""
-
     step: int
     """Earliest step of the process at which it is killed; on a busy or fast machine it may be a few steps further."""
     rank: int

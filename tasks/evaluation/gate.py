@@ -69,7 +69,6 @@ class JudgedModel:
 
 
 def judge_candidate(gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails) -> tuple[Verdict, list[str]]:
-    """Return the verdict on the candidate, and its reasons."""
     if candidate.is_champion:
         return "keep", ["the published model has the same weights: there is nothing to publish"]
     if start := candidate.best_start:

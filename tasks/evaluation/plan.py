@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model that is to be scored."""
-
     name: str
     """`model`, `untrained` or `champion`; `compared`: the candidate on the text that the champion can read, too, if that is less
     than it reads by itself.
@@ -66,8 +64,6 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What an evaluation does."""
-
     settings: Evaluation
     objective_name: str
     resampler: Resampler

@@ -43,8 +43,6 @@ _MAX_LEFT_OUT = 0.1
 
 @dataclass(frozen=True)
 class ModelTokenization:
-    """How one model reads rows."""
-
     objective: Objective[Any]
     """With the model's own options."""
     tokenizer: PreTrainedTokenizerBase

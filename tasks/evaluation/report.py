@@ -85,8 +85,6 @@ class EvaluationReport(Report):
 
 
 class ConfidenceInterval(Report):
-    """Ends of the confidence interval of a metric."""
-
     low: Number
     high: Number
 
@@ -205,8 +203,6 @@ class MetricComparison(Report):
 
 
 class SliceResult(Report):
-    """A metric of one slice of the rows."""
-
     slice_by: str
     """The column or function that names each row's slice."""
     slice: str
@@ -254,7 +250,6 @@ class EvaluationDetails(ReportWithFindings):
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
 
     def copies_sentence(self, split: str) -> str:
-        """Return what is to be said of the copies in a split."""
         what = f"1 row of {split} is a copy of another"
         if self.copies > 1:
             what = f"{self.copies:,} rows of {split} are copies of others"

@@ -65,8 +65,6 @@ class RowScores:
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """The scores of a model, and the metrics that follow from them."""
-
     scores: RowScores
     metrics: Mapping[str, float]
     """Includes those of the recipe's own function."""

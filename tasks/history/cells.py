@@ -33,7 +33,6 @@ _MAX_TERMINAL = 100
 
 
 def start_time_text(run: RunEntry) -> str:
-    """Return when a run started."""
     return run.started.strftime("%Y-%m-%d %H:%M")
 
 
@@ -101,7 +100,6 @@ def runs_terminal_table(runs: Sequence[RunEntry]) -> list[str]:
 
 
 def runs_markdown_table(runs: Sequence[RunEntry]) -> str:
-    """Return the runs as a Markdown table."""
     cells = [[re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell) for cell in _cells(run)] for run in runs]
     headings = _headings()
     table = [headings, ["---"] * len(headings), *cells]

@@ -39,8 +39,6 @@ class _Record(Report):
 
 
 class StageRun(_Record):
-    """What a run did in one stage."""
-
     outcome: Literal["ran", "restored", "unchanged", "failed", "cancelled", "crashed"]
     """`restored`: DVC had the outputs of the same work in its cache."""
     seconds: float
@@ -50,8 +48,6 @@ class StageRun(_Record):
 
 
 class RunErrorRecord(_Record):
-    """The error that ended a run."""
-
     type: str
     where: str
     what: str
@@ -143,7 +139,6 @@ class RunEntry(_Record):
 
 
 def utc_now_to_second() -> datetime:
-    """Return the time to the second, in UTC."""
     return datetime.now(UTC).replace(microsecond=0)
 
 

@@ -233,8 +233,6 @@ class SmallestHashes:
 
 @dataclass(frozen=True)
 class RowScan:
-    """What one look at all rows gives."""
-
     rows: int
     smallest: SmallestHashes
     labels: Mapping[str, Mapping[int, int]]
@@ -391,7 +389,6 @@ def look_like_identifiers(values: NDArray[np.float64]) -> bool:
 
 @lru_cache(maxsize=10_000)
 def label_hash(label: str) -> int:
-    """Return the hash by which a profile knows a label."""
     return hash_row_values([label])
 
 

@@ -47,8 +47,6 @@ def measure_vector_space_change(space: VectorSpace, own: RowScores, other: RowSc
 
 
 class VectorFindings(Report):
-    """What evaluate has found."""
-
     vectors: VectorSpaceChange | None = None
     """None without a champion, and for models that are not there to make vectors."""
 

@@ -166,7 +166,6 @@ def _metadata(
     metrics: list[str],
     results: list[EvalResult],
 ) -> ModelCardData:
-    """Return what the Hub reads of the card."""
     from huggingface_hub import ModelCardData
 
     is_adapter, is_listed = publish.adapter == "adapter", publish.license in _LICENSES

@@ -202,8 +202,6 @@ def _sides(axes: Axes, *, y: float, left: float, right: float) -> None:
 
 @dataclass(frozen=True)
 class MetricCurves:
-    """The curves of one metric."""
-
     title: str
     train: Sequence[tuple[float, float]] = ()
     """Steps and values."""

@@ -113,8 +113,6 @@ def _notes(results: RunResults) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Headline:
-    """How a run ended."""
-
     tone: Tone
     title: str
     """Two or three words."""

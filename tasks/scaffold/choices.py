@@ -68,12 +68,10 @@ def reason_to_use_lora(parameters: int, memory_bytes: float) -> str | None:
 
 
 def has_gpu() -> bool:
-    """Whether this machine trains on a GPU."""
     return bool(torch.cuda.is_available())
 
 
 def device_memory_bytes() -> float:
-    """Return the memory that a training here has."""
     import psutil
 
     return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)

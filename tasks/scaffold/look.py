@@ -107,7 +107,6 @@ class SampledColumn:
 
     @cached_property
     def mean_characters(self) -> float:
-        """Mean length of a text, in characters."""
         return sum(map(len, self.filled)) / len(self.filled) if self.kind == "text" else 0.0
 
     @cached_property
@@ -265,7 +264,6 @@ def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Return the texts that a value is, or has in it."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -292,8 +290,6 @@ def columns_named(columns: Mapping[str, SampledColumn], names: Sequence[str]) ->
 
 @dataclass(frozen=True, eq=False)
 class RowSample:
-    """Some rows of each split of a source."""
-
     rows: Mapping[str, Sequence[Row]]
     totals: Mapping[str, int | None]
     """Rows of each split; None if only the beginning was read."""

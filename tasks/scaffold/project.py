@@ -290,7 +290,6 @@ def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
 
 
 def format_yaml_value(value: Any) -> str:
-    """Return a value as YAML on one line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):

@@ -61,8 +61,6 @@ _MEANINGS: Final = {
 
 @dataclass(frozen=True)
 class ObjectiveProposal:
-    """An objective with its columns."""
-
     objective: str
     columns: Mapping[str, str]
     """The columns by what they hold, or templates of them: `{"text": "question", "label": "intent"}`."""
@@ -280,7 +278,6 @@ def _check_named(objective: str, kind: ModelKind) -> None:
 
 
 def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list[str]:
-    """Return the objectives that fit the rows best."""
     seen = _seen(sample, given)
     fits = {name: advice.fit(seen) for name, advice in proposable_objectives().items()}
     best = max(fits.values())

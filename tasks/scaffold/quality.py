@@ -211,7 +211,6 @@ class _Facts:
 
     @cached_property
     def unseen_labels(self) -> list[str]:
-        """Labels that only held-out rows have."""
         return sorted({self._learned[label] for label in self._held_out_labels} - set(self.labels))
 
     @cached_property
@@ -251,7 +250,6 @@ class _Facts:
 
     @cached_property
     def is_written_alike(self) -> bool:
-        """Whether equal inputs are written alike."""
         if not self._input_columns:
             return True
         rows = (*self.train, *self.held_out)

@@ -14,16 +14,12 @@ Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
 
 
 class FailingRow(Report):
-    """A row that fails a check."""
-
     row_id: int
     split: str
     value: str
 
 
 class CheckReport(Report):
-    """A check and its result."""
-
     type: str
     arguments: dict[str, Any]
     on_failure: Literal["quarantine", "fail", "report"]

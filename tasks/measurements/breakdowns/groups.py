@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class GroupResult(Report):
-    """The means of one group of rows."""
-
     group: str
     rows: int
     model: list[Number]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class GroupsOfRows(Report):
-    """What evaluate has found."""
-
     breakdowns: Sequence[Breakdown] = ()
     """Empty in a report of an earlier version."""
 

@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 class CalibrationBins(Report):
-    """What evaluate has found."""
-
     calibration: list[dict[str, Number]] | None = None
     """For each bin of confidence: the mean `confidence`, the `accuracy` and the number of `rows`."""
 
     @property
     def filled(self) -> list[dict[str, float]]:
-        """The bins that have rows."""
         bins = self.calibration or ()
         return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
 

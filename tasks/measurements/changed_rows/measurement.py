@@ -38,8 +38,6 @@ class DifferingRow(Report):
 
 
 class ChangedRowsFindings(Report):
-    """What evaluate has found."""
-
     changed: Sequence[DifferingRow] = ()
     """Those that differ most first; empty in a report of an earlier version."""
 

@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 
 class Suspects(Report):
-    """What evaluate has found."""
-
     suspects: SuspectReport | None = None
     """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
 

@@ -24,8 +24,6 @@ _MAX_CURVES = 40
 
 
 class LabelFindings(Report):
-    """What evaluate has found."""
-
     labels: LabelReport | None = None
     """None in a report of an earlier version, and for an objective without labels."""
 

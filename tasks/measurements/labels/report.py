@@ -6,8 +6,6 @@ from tasks.stages import Number, Report
 
 
 class LabelResult(Report):
-    """What a classifier does on one label."""
-
     label: str
     rows: int
     """Rows that have it."""
@@ -53,8 +51,6 @@ class LabelCurve(Report):
 
 
 class LabelReport(Report):
-    """What a classifier does on each label."""
-
     results: list[LabelResult]
     """Those with the most rows first."""
     confusions: list[Confusion]

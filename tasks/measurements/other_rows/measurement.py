@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class OtherRowsFindings(Report):
-    """What evaluate has found."""
-
     other_rows: MetricComparison | None = None
     """The metric that decides, compared with that of the same model with the inputs of other rows; None if nobody asked."""
 

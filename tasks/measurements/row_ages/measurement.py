@@ -20,8 +20,6 @@ KNOWN, NEW = "known rows", "new rows"
 
 
 class AgeFindings(Report):
-    """What evaluate has found."""
-
     ages: Sequence[SliceResult] = ()
     """The rows that the champion's release had, and those that came since."""
     ages_unknown: str = ""

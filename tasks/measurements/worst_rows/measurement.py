@@ -19,8 +19,6 @@ _MAX_SHOWN = 100
 
 
 class WorstRow(Report):
-    """A row with one of the largest errors."""
-
     row_id: int
     text: str
     row_error: Number
@@ -29,8 +27,6 @@ class WorstRow(Report):
 
 
 class WorstRowsFindings(Report):
-    """What evaluate has found."""
-
     worst: Sequence[WorstRow] = ()
 
 
