@@ -44,9 +44,13 @@ class ReportWithFindings(Report):
     model_config = pydantic.ConfigDict(extra="allow")
 
     def findings(self, kind: type[ReportT]) -> ReportT:
-        """Return what a measurement found, by its fields; their defaults where the report lacks them."""
+        """Return what a measurement found, by its fields; their defaults where the report lacks them, or has them in the form of another version."""
         there = self.model_extra or {}
-        return kind.model_validate({name: there[name] for name in kind.model_fields if name in there})
+        try:
+            return kind.model_validate({name: there[name] for name in kind.model_fields if name in there})
+        except pydantic.ValidationError as error:
+            logger.warning("%s: left out %s: %s", self.saved_as, ", ".join(kind.model_fields), error.errors()[0]["msg"])
+            return kind()
 
     def with_findings(self, found: Report) -> Self:
         """Return a report that has these findings, too."""

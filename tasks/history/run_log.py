@@ -84,7 +84,9 @@ class RunEntry(_Record):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _without_keys_of_newer_versions(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _without_keys_of_newer_versions(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values  # damaged
         known = {*cls.model_fields, *(one.name for one in with_history())}
         return {name: value for name, value in values.items() if name in known}
 

@@ -176,6 +176,10 @@ class DataProfile:
         decidable &= _decidable(hashes, self.held_out.hashes, is_whole=self.held_out.is_whole)
         return known, ~known & decidable
 
+    def has_measured(self, sample: SampledMeasure) -> bool:
+        """Whether a measure can be one of these rows."""
+        return sample.is_valid() and (sample.kind != "label" or sample.column in self.labels)
+
     def save(self, path: Path) -> None:
         """Write the profile; equal profiles give equal bytes."""
         records: list[dict[str, Any]] = [{"kind": "known", "hashes": self.known}]
@@ -251,17 +255,23 @@ def _decidable(hashes: NDArray[np.uint64], smallest: NDArray[np.uint64], *, is_w
 
 def _problems(profile: DataProfile) -> Iterator[str]:
     """Find what `save` does not write."""
-    for hashes in (profile.known, *([profile.held_out.hashes] if profile.held_out else [])):
-        if not 0 < len(hashes) <= MAX_KNOWN or not (hashes[1:] > hashes[:-1]).all():
+    of_rows = [profile.known]
+    if profile.held_out:
+        of_rows.append(profile.held_out.hashes)
+    for hashes in of_rows:
+        is_ascending = (hashes[1:] > hashes[:-1]).all()
+        if not 0 < len(hashes) <= MAX_KNOWN or not is_ascending:
             yield "it is damaged: its hashes of rows are none, too many, or not in order"
     for column, counts in profile.labels.items():
         if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
             yield f"it is damaged: its counts of the labels of {column!r:.80} are too many, or negative"
     if len({(one.kind, one.column) for one in profile.samples}) < len(profile.samples):
         yield "it is damaged: it measures something twice"
-    for one in profile.samples:
-        if not one.is_valid() or (one.kind == "label" and one.column not in profile.labels):
-            yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+    yield from (
+        f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+        for one in profile.samples
+        if not profile.has_measured(one)
+    )
 
 
 def read_profile(content: bytes | None, release: str, columns: list[str]) -> tuple[DataProfile | None, str]:

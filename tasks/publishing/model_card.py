@@ -28,6 +28,7 @@ from tasks.publishing.provenance import FILE
 from tasks.recipes.loading import load
 from tasks.report.markdown import code_block_fence, render_markdown, shorten_to_line
 from tasks.report.run_results import RunResults
+from tasks.report.sections import all_slices
 from tasks.stages import Report, read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
@@ -122,7 +123,7 @@ def render_model_card(
         replaced=replaced,
         data_sentences=[told for one in list_measurements() for told in one.card_sentences(run)],
         comparisons=[one for one in details.comparisons if one.metric == evaluated.metric],
-        slices=_slices(run.all_slices, details.directions),
+        slices=_slices(all_slices(run), details.directions),
         measured_sections=_measured_sections(details, is_private=publish.private),
         measured_pictures=list(charts),
         picture={name: f"![{told}]({name})" for name, told in {**PICTURES, **charts}.items() if name in pictures},

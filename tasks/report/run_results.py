@@ -16,7 +16,6 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.evaluation import report
 from tasks.ingestion.report import IngestReport
-from tasks.measurement import list_measurements
 from tasks.recipes.loading import load
 from tasks.release_log.receipt import Receipt
 from tasks.report.formatting import finite_or_none
@@ -133,28 +132,6 @@ class RunResults:
         """Return the ends of the interval of a model's metric."""
         found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None
         return (finite_or_none(found.low), finite_or_none(found.high)) if found else (None, None)
-
-    @property
-    def all_slices(self) -> list[report.SliceResult]:
-        """Those of measurements, such as rows by age, and those of the recipe."""
-        details = self.details
-        if details is None:
-            return []
-        measured = [found for one in list_measurements() for found in one.slices(details.findings(one.kind))]
-        return [*measured, *details.slices]
-
-    def slices_worst_first(self) -> list[report.SliceResult]:
-        """Return the slices, the worst first; slices with too few rows for an interval come last."""
-        if self.details is None:
-            return []
-        directions = self.details.directions
-
-        def order(one: report.SliceResult) -> tuple[bool, bool, float]:
-            value = finite_or_none(one.value)
-            sign = -1 if directions.get(one.metric) == "min" else 1
-            return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)
-
-        return sorted(self.all_slices, key=order)
 
 
 def read_recipe_or_none(artifacts: Artifacts) -> Recipe | None:

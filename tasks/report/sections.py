@@ -40,9 +40,32 @@ def read_metric_curves(results: RunResults) -> list[charts.MetricCurves]:
     return panels
 
 
+def all_slices(results: RunResults) -> list[SliceResult]:
+    """Return those of measurements, such as rows by age, and those of the recipe."""
+    details = results.details
+    if details is None:
+        return []
+    measured = [found for one in list_measurements() for found in one.slices(details.findings(one.kind))]
+    return [*measured, *details.slices]
+
+
+def slices_worst_first(results: RunResults) -> list[SliceResult]:
+    """Return the slices, the worst first; slices with too few rows for an interval come last."""
+    if results.details is None:
+        return []
+    directions = results.details.directions
+
+    def order(one: SliceResult) -> tuple[bool, bool, float]:
+        value = finite_or_none(one.value)
+        sign = -1 if directions.get(one.metric) == "min" else 1
+        return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)
+
+    return sorted(all_slices(results), key=order)
+
+
 def slices_for_chart(results: RunResults) -> list[SliceResult]:
     """Return the slices that have a value, the worst first, each with a name for a chart and with finite numbers only."""
-    ordered = results.slices_worst_first()
+    ordered = slices_worst_first(results)
     several = len({one.slice_by for one in ordered}) > 1
     found = []
     for one in ordered:
@@ -89,7 +112,7 @@ def gate_gain_thresholds(results: RunResults, against: Opponent) -> dict[str, fl
 
 def sliced_metric(results: RunResults) -> str:
     """Return the metric that the slices show."""
-    return next((one.metric for one in results.all_slices), "")
+    return next((one.metric for one in all_slices(results)), "")
 
 
 def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
@@ -185,7 +208,7 @@ def _rows_that_do_not_count(results: RunResults) -> list[str]:
 
 def slices_section_content(results: RunResults) -> Section | None:
     """Return every slice, the worst first."""
-    ordered, drawn = results.slices_worst_first(), slices_for_chart(results)
+    ordered, drawn = slices_worst_first(results), slices_for_chart(results)
     if not drawn:
         return None
     metric = sliced_metric(results)

@@ -89,38 +89,54 @@ def review_labels(
     assert isinstance(objective, ClassifierObjective)
     learned = SplitRows(plan.rows.folder.parent / plan.train.name)
     evaluated = suspects.beliefs_of_scores(objective, state, plan.rows, scores)
+    linear = suspects.beliefs_of_features(objective, state, learned, train, plan.resampler.seed) if train else None
+    splits, not_read = _choose_splits(linear, evaluated)
+    found = suspects.find_suspects(splits)
+    other = suspects.beliefs_of_scores(objective, state, plan.rows, champion) if champion else None
+    is_told = other is not None and bool(other.known)  # a model that knows too little is unsure of all rows
+    queue = [*_queue(found, evaluated, other, objective), *_unsure(unsure if is_told else (), learned, objective)]
+    texts, hashes, others = _read_queued_rows(queue, (learned, plan.rows), objective)
+    report = _report(splits, found, texts, "; ".join(not_read), plan.settings.worst_rows)
+    return LabelReview(report, review_csv(queue, texts, others, hashes))
+
+
+def _choose_splits(linear: SplitBeliefs | None, evaluated: SplitBeliefs) -> tuple[list[SplitBeliefs], list[str]]:
+    """Return the splits of which something is known, `linear` of the train rows, and why others were not read."""
     splits, not_read = list[SplitBeliefs](), list[str]()
-    if train is None:
+    if linear is None:
         not_read.append(_NO_STATES)
+    elif linear.known and linear.skill >= _LEAST_SHARE * evaluated.skill:
+        splits.append(linear)
     else:
-        linear = suspects.beliefs_of_features(objective, state, learned, train, plan.resampler.seed)
-        if linear.known and linear.skill >= _LEAST_SHARE * evaluated.skill:
-            splits.append(linear)
-        else:
-            skills = f"its skill is {linear.skill:.2f}, that of the new model {evaluated.skill:.2f}"
-            not_read.append(
-                f"no train rows, because the model before training knows too little of these labels ({skills})"
-            )
+        skills = f"its skill is {linear.skill:.2f}, that of the new model {evaluated.skill:.2f}"
+        what = "no train rows, because the model before training knows too little of these labels"
+        not_read.append(f"{what} ({skills})")
     if evaluated.known:
         splits.append(evaluated)
     else:
         told = f"its skill is {evaluated.skill:.2f}"
         not_read.append(f"no {evaluated.split} rows, because the new model knows too little of these labels ({told})")
-    found = suspects.find_suspects(splits)
-    other = suspects.beliefs_of_scores(objective, state, plan.rows, champion) if champion else None
-    is_told = other is not None and bool(other.known)  # a model that knows too little is unsure of all rows
-    queue = [*_queue(found, evaluated, other, objective), *_unsure(unsure if is_told else (), learned, objective)]
+    return splits, not_read
+
+
+def _read_queued_rows(
+    queue: Sequence[Suspect], stored: Sequence[SplitRows], objective: Objective[Any]
+) -> tuple[dict[int, str], dict[int, str], dict[str, dict[int, Any]]]:
+    """Return the texts and the hashes of the rows in the table, and their other columns, each by row_id."""
     texts, hashes, others = dict[int, str](), dict[int, str](), dict[str, dict[int, Any]]()
-    in_table = {ROW_ID, *(name for name, kind in objective.columns().items() if kind in ("string", "label"))}
-    for stored in (learned, plan.rows):
-        ids = {one.row_id for one in queue if one.split == stored.folder.name}
-        for row in stored.pick(ids) if ids else ():
-            texts[row[ROW_ID]] = quote_text(objective.text(row))
-            hashes[row[ROW_ID]] = format_row_hash(hash_but_labels(objective.columns(), row))
-            for name in (name for name in row if name not in in_table):
-                others.setdefault(name, {})[row[ROW_ID]] = row[name]
-    report = _report(splits, found, texts, "; ".join(not_read), plan.settings.worst_rows)
-    return LabelReview(report, review_csv(queue, texts, others, hashes))
+    columns = objective.columns()
+    in_table = {ROW_ID, *(name for name, kind in columns.items() if kind in ("string", "label"))}
+    for split in stored:
+        ids = {one.row_id for one in queue if one.split == split.folder.name}
+        for row in split.pick(ids) if ids else ():
+            row_id = row[ROW_ID]
+            texts[row_id] = quote_text(objective.text(row))
+            hashes[row_id] = format_row_hash(hash_but_labels(columns, row))
+            for name in row:
+                if name in in_table:
+                    continue
+                others.setdefault(name, {})[row_id] = row[name]
+    return texts, hashes, others
 
 
 def _queue(

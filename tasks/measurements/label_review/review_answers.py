@@ -53,10 +53,7 @@ def print_queue(recipe_path: Path, out: Path | None) -> None:
     known = _corrections(kept, objectives.build_objective(recipe.objective)) if kept else {}
     done = {*map(format_row_hash, known)}
     waiting = [row for row in rows if row[ROW_HASH] not in done]
-    counts = Counter(why for row in waiting for why in row[WHY].split("; "))
-    said = ", ".join(f"{count:,} {why}" for why, count in counts.most_common())
-    answered = f"; {len(rows) - len(waiting):,} have an answer" if len(waiting) < len(rows) else ""
-    print(f"{queue}: {len(waiting):,} rows wait for people{f': {said}' if said else ''}{answered}")
+    print(f"{queue}: {_describe_queue(waiting, len(rows))}")
     if not rows:
         print("only objectives that give whole rows a label have a review: docs/own-data.md, Labels that look wrong")
     if out and waiting:
@@ -64,6 +61,17 @@ def print_queue(recipe_path: Path, out: Path | None) -> None:
     if waiting:
         where = f"in {out}" if out else "in a copy"
         print(f"fill in `corrected_label` {where}, then: evergreen review {name} --take {out or 'COPY.csv'}")
+
+
+def _describe_queue(waiting: Sequence[Mapping[str, str]], rows: int) -> str:
+    """Return, for example, `30 rows wait for people: 25 random, 5 suspect; 3 have an answer`; `rows` are all."""
+    counts = Counter(why for row in waiting for why in row[WHY].split("; "))
+    text = f"{len(waiting):,} rows wait for people"
+    if counts:
+        text += ": " + ", ".join(f"{count:,} {why}" for why, count in counts.most_common())
+    if len(waiting) < rows:
+        text += f"; {rows - len(waiting):,} have an answer"
+    return text
 
 
 def take_answers(recipe_path: Path, file: Path, *, may_be_new: bool) -> None:
@@ -80,13 +88,12 @@ def take_answers(recipe_path: Path, file: Path, *, may_be_new: bool) -> None:
         kept, rows = _read_kept(recipe), [*_read_table(file, str(file))]
         answers, known = _corrections(rows, method), _corrections(kept, method) if kept else {}
         new = [one for key, one in _corrections([*kept, *rows], method).items() if key not in known]
-        if not may_be_new and (unknown := [*_find_unknown_labels(answers.values(), method, artifacts)]):
+        unknown = [] if may_be_new else [*_find_unknown_labels(answers.values(), method, artifacts)]
+        if unknown:
             fix = "correct them; if they are new labels, add --new-labels"
             raise DataError(str(file), "\n".join(["has labels that no training row has:", *unknown]), fix)
         if new:
-            before = [row for _, row in _read_table(target, str(target))] if target.exists() else []
-            table = [*before, *(one.row for one in new)]
-            write_text_atomically(target, _as_csv(dict.fromkeys(name for row in table for name in row), table))
+            _append_answers(target, new)
     wrong = sum(is_wrong(one, method.columns()) for one in new)
     print(
         f"{file}: {len(answers):,} of {len(rows):,} rows have an answer, {len(answers) - len(new):,} were taken before"
@@ -96,6 +103,13 @@ def take_answers(recipe_path: Path, file: Path, *, may_be_new: bool) -> None:
             f"{target}: {len(new):,} new answers, {wrong:,} with another label and {len(new) - wrong:,} that confirm it"
         )
         print(f"`evergreen run {artifacts.recipe}` learns and judges by them from now on; the source stays as it is")
+
+
+def _append_answers(target: Path, new: Iterable[Correction]) -> None:
+    before = [row for _, row in _read_table(target, str(target))] if target.exists() else []
+    table = [*before, *(one.row for one in new)]
+    columns = dict.fromkeys(name for row in table for name in row)
+    write_text_atomically(target, _as_csv(columns, table))
 
 
 def _find_target(recipe: Recipe, path: Path, artifacts: Artifacts) -> Path:

@@ -17,7 +17,8 @@ from tasks.evaluation.plan import EvaluationPlan
 from tasks.known_rows.profile import read_profile
 from tasks.known_rows.rows import ComparedColumns, hash_rows
 from tasks.lineage.learned_rows import HeldOutRows
-from tasks.measurements.row_ages.measurement import KNOWN, NEW
+
+KNOWN, NEW = "known rows", "new rows"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tasks.evaluation.analysis import EvaluationAnalysis
     from tasks.evaluation.report import EvaluationDetails
 
-KNOWN, NEW = "known rows", "new rows"
-
 
 class AgeFindings(Report):
     ages: Sequence[SliceResult] = ()
@@ -33,7 +31,7 @@ class Ages(Measurement[AgeFindings]):
     place = 30
 
     def measure(self, analysis: EvaluationAnalysis, earlier: EvaluationDetails) -> AgeFindings:
-        from tasks.measurements.row_ages.ages import tell_ages
+        from tasks.measurements.row_ages.ages import KNOWN, tell_ages
 
         told, margins = tell_ages(analysis.plan), {KNOWN: analysis.plan.settings.gate.known_margin}
         ids = analysis.scored["model"].scores.row_ids

@@ -40,10 +40,14 @@ def why_not_judged(objective: Objective[Any], name: str, suite: Suite) -> tuple[
         return what, "remove it"
     if asks_for_text or objective.judges_rows or compares_text:
         return None
+    return f"{name} does not say which rows are right", _what_says_it_instead(objective)
+
+
+def _what_says_it_instead(objective: Objective[Any]) -> str:
     if objective.answers_rows:
-        return f"{name} does not say which rows are right", "name a column of patterns (`matches`) or a `function`"
+        return "name a column of patterns (`matches`) or a `function`"
     known = [one for one, cls in objectives.objective_classes().items() if cls.judges_some_rows()]
-    return f"{name} does not say which rows are right", f"remove the suite; suites work with {', '.join(sorted(known))}"
+    return f"remove the suite; suites work with {', '.join(sorted(known))}"
 
 
 def judge_suites(plan: EvaluationPlan, network: PreTrainedModel) -> list[SuiteResult]:

@@ -15,6 +15,7 @@ from params.schema import ObjectiveChoice
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import RowScores
 from tasks.measurements.breakdowns.groups import report_breakdowns
+from tasks.measurements.breakdowns.measurement import GroupsOfRows
 from tasks.report.page import write_run_report_page
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
@@ -85,7 +86,7 @@ def test_an_evaluation_of_numbers_has_them_and_the_page_shows_them(tmp_path: Pat
     releases.learn(artifacts, recipe, 2)
     releases.evaluate(artifacts, recipe)
     details = EvaluationDetails.model_validate_json((artifacts.evaluation / "details.json").read_bytes())
-    (found,) = details.breakdowns
+    (found,) = details.findings(GroupsOfRows).breakdowns
     mae = sum(one.rows * one.model[0] for one in found.groups) / sum(one.rows for one in found.groups)
     metrics = json.loads(artifacts.report("evaluate").read_text())["model"]
     assert mae == pytest.approx(metrics["mae"])

@@ -66,8 +66,6 @@ def judge(
         intervals={},
         comparisons=list(comparisons or (BETTER,)),
         slices=list(slices),
-        worst=[],
-        calibration=None,
         ages=list(ages),
         ages_unknown=ages_unknown,
     )

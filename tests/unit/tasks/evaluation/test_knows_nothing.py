@@ -220,7 +220,6 @@ def judge(
         groups=None,
         metric=metric or objective.main_metric,
         directions=directions(objective.metrics),
-        asks_other_rows=True,
         learned={"model": [], "untrained": [], "other_rows": []},
         learned_by_candidate=0,
     )
@@ -248,8 +247,6 @@ def judge(
         intervals={},
         comparisons=list(analysis._compare(scored["model"].scores, scored["untrained"].scores, "untrained")),
         slices=[],
-        worst=[],
-        calibration=None,
         other_rows=analysis.compare_with_other_rows(other),
     )
     candidate = gate.JudgedModel(metric=plan.metric, metrics={})
