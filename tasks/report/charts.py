@@ -232,8 +232,7 @@ def _description(panel: MetricCurves) -> str:
 def _curve(axes: Axes, panel: MetricCurves) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-    values = [value for _, value in (*panel.train, *panel.validation)]
-    if min(values) > 0 and max(values) > _LOG_ABOVE and max(values) / min(values) > _LOG_FROM:
+    if _spans_magnitudes([value for _, value in (*panel.train, *panel.validation)]):
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -254,6 +253,12 @@ def _curve(axes: Axes, panel: MetricCurves) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if panel.train and panel.validation:
         axes.legend(loc="best")
+
+
+def _spans_magnitudes(values: Sequence[float]) -> bool:
+    """Whether only a logarithmic axis shows both the small and the large ones of some values."""
+    least, most = min(values), max(values)
+    return least > 0 and most > _LOG_ABOVE and most / least > _LOG_FROM
 
 
 def _thin(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -66,14 +66,13 @@ def render_report_page(
     checked = (artifacts.failed_validation if top.failed == "validate" else artifacts.validated) / "report.html"
     source = artifacts.recipe_path
     address = Path(os.path.relpath(checked, artifacts.run)).as_posix()
-    outputs = [(stage.partition("@")[0], out) for stage, of in results.dvc_lock.items() for out in of.get("outs") or ()]
     measured = _measured_sections(results, quote_rows=quote_rows)
     content = {
         "results": results,
         "headline": top,
         "decided": _decided(results),
         "receipt": receipt,
-        "earlier": results.receipt if top.failed else results.blessing.champion if results.blessing else None,
+        "earlier": _earlier_release(results, top),
         "stages": _stages(results, top.failed, is_published=receipt is not None),
         "validation_page": address if results.local and quote_rows and checked.is_file() else "",
         "quote_rows": quote_rows,
@@ -85,10 +84,22 @@ def render_report_page(
         "comparison": sections.comparison_section_content(results),
         "curves": [("", chart_as_svg(draw_curves, [panel])) for panel in sections.read_metric_curves(results)],
         "timings": timings or {},
-        "outputs": outputs[:200],
+        "outputs": _outputs(results)[:200],
         "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
     }
     return render_template("report/page.html.jinja", content)
+
+
+def _earlier_release(results: RunResults, top: Headline) -> Any:
+    """Return what is published whatever became of this run: that of the run before one that failed, or else the champion."""
+    if top.failed:
+        return results.receipt
+    return results.blessing.champion if results.blessing else None
+
+
+def _outputs(results: RunResults) -> list[tuple[str, Any]]:
+    """Return the outputs that dvc.lock records, each with its stage."""
+    return [(stage.partition("@")[0], out) for stage, of in results.dvc_lock.items() for out in of.get("outs") or ()]
 
 
 def _measured_sections(results: RunResults, *, quote_rows: bool) -> list[PageSection]:
@@ -129,13 +140,9 @@ def derive_headline(results: RunResults, timings: Mapping[str, StageTiming] | No
     failed = next((timing for timing in (timings or {}).values() if timing.failed), None)
     blessing, finished = results.blessing, results.finished
     # the publish stage fails for a refused model; the gate's reasons say more than that error
-    if failed is not None and not (failed.stage == "publish" and blessing and blessing.verdict == "refuse"):
-        stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in finished]
-        sentence = f"The run failed in {failed.stage}; the published model has not changed."
-        if failed.stage == "publish":
-            sentence = "The model is ready, but publishing it failed; the next run tries again."
-        reasons = [truncate_and_escape_invisible(failed.error, 4000)] if failed.error else []
-        return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
+    is_refused = blessing is not None and blessing.verdict == "refuse"
+    if failed is not None and not (failed.stage == "publish" and is_refused):
+        return _failed(failed, finished)
     if blessing:
         return _judged(results, blessing)
     if results.evaluated:
@@ -145,6 +152,15 @@ def derive_headline(results: RunResults, timings: Mapping[str, StageTiming] | No
     after = STAGES[STAGES.index(finished[-1]) + 1 :]
     sentence = f"The stages up to {finished[-1]} have finished" + (f"; {after[0]} has not run." if after else ".")
     return Headline("plain", "Not finished", sentence)
+
+
+def _failed(failed: StageTiming, finished: Sequence[str]) -> Headline:
+    sentence = f"The run failed in {failed.stage}; the published model has not changed."
+    if failed.stage == "publish":
+        sentence = "The model is ready, but publishing it failed; the next run tries again."
+    reasons = [truncate_and_escape_invisible(failed.error, 4000)] if failed.error else []
+    stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in finished]
+    return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:

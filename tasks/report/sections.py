@@ -160,20 +160,22 @@ def comparison_section_content(results: RunResults) -> Section | None:
     }
 
 
+def _count_of_gains(found: Sequence[str]) -> str:
+    """Return in how many metrics the candidate is better, worse and undecided."""
+    counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
+    if len(counts) == 1:
+        return f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
+    listed = ", ".join(f"{word} in {count}" for word, count in counts.items())
+    return f"{listed} of {count_with_noun(len(found), 'metric')}"
+
+
 def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: str) -> str:
     if not against:
         lead = f"Metrics of the candidate {where}, which it was not trained on."
         return " ".join([lead, *_rows_that_do_not_count(results)])
     model = against[0]
     compared = [one for name in results.metric_names if (one := results.comparison(model, name))]
-    found = [classify_gain(one.low, one.high) for one in compared]
-    counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
-    result = (
-        ", ".join(f"{word} in {count}" for word, count in counts.items())
-        + f" of {count_with_noun(len(found), 'metric')}"
-    )
-    if len(counts) == 1:
-        result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
+    result = _count_of_gains([classify_gain(one.low, one.high) for one in compared])
     missing = {
         "the champion has learned from": compared[0].learned - compared[0].learned_by_candidate,
         "not both models read as a whole": compared[0].left_out,
