@@ -74,21 +74,35 @@ def judge_candidate(gate: Gate, candidate: JudgedModel, details: report.Evaluati
     if start := candidate.best_start:
         return "keep" if candidate.has_champion or start.is_champion else "refuse", [start.sentence]
     deciding = {one.against: one for one in details.comparisons if one.metric == candidate.metric}
-    failures = [*_missed_requirements(gate, candidate, details)]
-    if not candidate.has_champion:
-        failures += _failures_of_first_release(gate, details, deciding.get("untrained"))
-    barred = _why_barred(candidate)
-    if failures or barred:
-        if candidate.has_champion:
-            return ("refuse", failures) if failures else ("keep", barred)
-        return "refuse", failures + barred
+    if candidate.has_champion:
+        return _judge_against_champion(gate, candidate, details, deciding.get("champion"))
+    return _judge_first_release(gate, candidate, details, deciding.get("untrained"))
+
+
+def _judge_against_champion(
+    gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails, champion: report.MetricComparison | None
+) -> tuple[Verdict, list[str]]:
+    if failures := [*_missed_requirements(gate, candidate, details)]:
+        return "refuse", failures
+    if barred := _why_barred(candidate):
+        return "keep", barred
+    is_better, reasons = _compare_with_champion(gate, details, champion)
+    return "publish" if is_better else "keep", [*reasons, *_warn_of_row_use(candidate.row_use)]
+
+
+def _judge_first_release(
+    gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails, untrained: report.MetricComparison | None
+) -> tuple[Verdict, list[str]]:
+    failures = [
+        *_missed_requirements(gate, candidate, details),
+        *_failures_of_first_release(gate, details, untrained),
+        *_why_barred(candidate),
+    ]
+    if failures:
+        return "refuse", failures
+    better = [comparison_sentence(untrained, gate)] if untrained else []
     warning = _warn_of_row_use(candidate.row_use)
-    if not candidate.has_champion:
-        untrained = deciding.get("untrained")
-        better = [comparison_sentence(untrained, gate)] if untrained else []
-        return "publish", ["first release: no model is published yet", *better, *warning]
-    is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
-    return "publish" if is_better else "keep", [*reasons, *warning]
+    return "publish", ["first release: no model is published yet", *better, *warning]
 
 
 def _missed_requirements(gate: Gate, candidate: JudgedModel, details: report.EvaluationDetails) -> Iterator[str]:
