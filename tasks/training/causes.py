@@ -48,23 +48,25 @@ def likeliest_training_error(
     reported; and only then what may have followed from the end of another process. `lost` are the ranks that ended
     before the training did.
     """
+    failures = [one for one in report.failures if one.pid not in killed_by_us]
+    likeliest = next(_causes(job, pulses, failures, signal), None)
+    return likeliest or _unreported(job, pulses, report, status, lost=lost, failures=failures)
+
+
+def _causes(
+    job: Job, pulses: Sequence[ProcessState], failures: Sequence[RankFailure], signal: Signals | None
+) -> Iterator[EvergreenError]:
+    """Yield what may have ended a training, the likeliest first."""
     by_rank = {pulse.rank: pulse for pulse in pulses}
-    failures = [f for f in report.failures if f.pid not in killed_by_us]
-    killed = [f for f in failures if f.exit_code < 0]
+    killed = [one for one in failures if one.exit_code < 0]
     reported = _reported_errors(job, pulses)
-    causes = [
-        *(error for error in reported if isinstance(error, MemoryExhaustedError)),
-        *(_killed(f, by_rank.get(f.rank)) for f in killed if f.exit_code not in _ENDED_BY_OTHERS),
-        *(error for error in reported if not isinstance(error, PreemptedError)),
-        *([stop_requested_error(job, pulses, signal)] if reported else []),
-        *_lost_machines(job, by_rank),
-        *(_killed(f, by_rank.get(f.rank)) for f in killed),
-    ]
-    return (
-        causes[0]
-        if causes
-        else _unreported(job, by_rank, report, status, lost=[p.rank for p in lost], failures=failures)
-    )
+    yield from (error for error in reported if isinstance(error, MemoryExhaustedError))
+    yield from (_killed(one, by_rank.get(one.rank)) for one in killed if one.exit_code not in _ENDED_BY_OTHERS)
+    yield from (error for error in reported if not isinstance(error, PreemptedError))
+    if reported:
+        yield stop_requested_error(job, pulses, signal)
+    yield from _lost_machines(job, by_rank)
+    yield from (_killed(one, by_rank.get(one.rank)) for one in killed)
 
 
 def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[EvergreenError]:
@@ -79,11 +81,11 @@ def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[Evergreen
 
 def _unreported(
     job: Job,
-    pulses: dict[int, ProcessState],
+    pulses: Sequence[ProcessState],
     report: LaunchFailureReport,
     status: int,
     *,
-    lost: list[int],
+    lost: Sequence[ProcessState],
     failures: list[RankFailure],
 ) -> EvergreenError:
     if status < 0:
@@ -93,10 +95,10 @@ def _unreported(
         fix = "fix that; the launcher reads launch.accelerate_config, if the recipe names one"
         fix = fix if report.error else output
         return ModelError("train", f"the trainer did not start: {reason}", fix)
-    if any(pulse.phase == LOST_PEER for pulse in pulses.values()):
+    if any(pulse.phase == LOST_PEER for pulse in pulses):
         what = "the processes lost the connection to each other, and all of them live"
         return TransientError("train", what, f"check the network between the machines; {_RESUMES}")
-    ranks = [str(rank) for rank in lost or [failure.rank for failure in failures]]
+    ranks = [str(one.rank) for one in lost or failures]
     who = f"rank {', '.join(ranks)}" if ranks else f"its launcher ({reason})"
     return ModelError("train", f"{who} exited without reporting an error", output)
 

@@ -154,26 +154,8 @@ def _take_part(folder: Path, machine: int, start: StartAnnouncement, signals: pr
     job = Job.load(start.job)
     logger.info("join: machine %d takes part in run %s", machine, job.folder.name)
     process = processes.start_processes(job, start.job, machine=machine)
-    share = job.launch.num_processes // job.launch.num_machines
-    own = range(machine * share, (machine + 1) * share)
-    kill_at, is_reported = None, False
     try:
-        while _read_announcement(folder) == announced:
-            if process.poll() and not is_reported:
-                is_reported = True
-                # an error for processes that could not start, so that the train stage does not wait for them
-                if not any(pulse.rank in own for pulse in heartbeat.read_process_states(job.folder)):
-                    report = LaunchFailureReport.load(processes.launcher_report_path(job, machine))
-                    what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
-                    what += f": {report.error}" if report.error else ""
-                    error = ModelError("train", what, "see the output of `join` on that machine")
-                    heartbeat.Heartbeat(job.folder, own[0]).fail(error)
-            if signals.first and kill_at is None and process.poll() is None:
-                (job.folder / STOP).touch()
-                kill_at = time.monotonic() + job.launch.grace_s
-            if signals.is_urgent or (signals.first and time.monotonic() > (kill_at or 0)):
-                break
-            time.sleep(_POLL_S)
+        _follow_processes(process, lambda: _read_announcement(folder) == announced, job, machine, signals)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(processes.END_S)
     finally:
@@ -181,6 +163,40 @@ def _take_part(folder: Path, machine: int, start: StartAnnouncement, signals: pr
     _raise_if_stopped(signals)
     now = _read_announcement(folder)
     return now.state if now and now.start == start.start else "failed"
+
+
+def _follow_processes(
+    process: subprocess.Popen[bytes],
+    goes_on: Callable[[], bool],
+    job: Job,
+    machine: int,
+    signals: processes.ReceivedStopSignals,
+) -> None:
+    """Wait while the start goes on; or, after a signal, until the processes should have stopped."""
+    kill_at, is_reported = None, False
+    while goes_on():
+        if process.poll() and not is_reported:
+            is_reported = True
+            _report_failed_launch(job, machine)
+        if signals.first and kill_at is None and process.poll() is None:
+            (job.folder / STOP).touch()
+            kill_at = time.monotonic() + job.launch.grace_s
+        if signals.is_urgent or (signals.first and time.monotonic() > (kill_at or 0)):
+            return
+        time.sleep(_POLL_S)
+
+
+def _report_failed_launch(job: Job, machine: int) -> None:
+    """Give processes that could not start an error, so that the train stage does not wait for them."""
+    share = job.launch.num_processes // job.launch.num_machines
+    own = range(machine * share, (machine + 1) * share)
+    if any(pulse.rank in own for pulse in heartbeat.read_process_states(job.folder)):
+        return
+    report = LaunchFailureReport.load(processes.launcher_report_path(job, machine))
+    what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
+    if report.error:
+        what += f": {report.error}"
+    heartbeat.Heartbeat(job.folder, own[0]).fail(ModelError("train", what, "see the output of `join` on that machine"))
 
 
 def _raise_if_stopped(signals: processes.ReceivedStopSignals) -> None:

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,26 +134,22 @@ class RankMonitor:
         never started, were stopped, are behind in steps, were idle clearly before the others, or do not wait in a
         collective, as their stacks show. If none of that tells them apart, all are returned.
         """
+        suspects = self._idle_ranks(timeout_s)
+        if not suspects:
+            return []
         by_rank = {pulse.rank: pulse for pulse in self.pulses}
-        started = {rank for rank, pulse in by_rank.items() if pulse.phase != "starting"}
+        if missing := [rank for rank in suspects if rank not in by_rank]:
+            return [StalledRank(rank, self._idle_s[rank], None, None, "") for rank in missing]
+        steps = {rank: by_rank[rank].step for rank in suspects}
+        return _find_blocking([self._examine(by_rank[rank]) for rank in suspects], steps)
+
+    def _idle_ranks(self, timeout_s: float) -> list[int]:
+        """Return the ranks that are idle for half of what they may at least, once one is for all of it."""
+        started = {pulse.rank for pulse in self.pulses if pulse.phase != "starting"}
         patience_s = {rank: timeout_s if rank in started else max(timeout_s, STARTING_S) for rank in self._idle_s}
         if all(idle_s < patience_s[rank] for rank, idle_s in self._idle_s.items()):
             return []
-        suspects = [rank for rank, idle_s in self._idle_s.items() if idle_s >= patience_s[rank] / 2]
-        if missing := [rank for rank in suspects if rank not in by_rank]:
-            return [StalledRank(rank, self._idle_s[rank], None, None, "") for rank in missing]
-        found = [self._examine(by_rank[rank]) for rank in suspects]
-        behind = min(by_rank[one.rank].step for one in found)
-        latest_s = min(one.idle_s for one in found)
-        for blocking in (
-            [one for one in found if one.is_stopped],
-            [one for one in found if by_rank[one.rank].step == behind],
-            [one for one in found if one.idle_s > latest_s + _NOISE_S],
-            [one for one in found if one.stack and not one.is_waiting],
-        ):
-            if 0 < len(blocking) < len(found):
-                return blocking
-        return found
+        return [rank for rank, idle_s in self._idle_s.items() if idle_s >= patience_s[rank] / 2]
 
     def _examine(self, pulse: ProcessState) -> StalledRank:
         process, path = self._known.get(pulse.pid), self._folder / f"stack-{pulse.rank}"
@@ -174,3 +171,18 @@ class RankMonitor:
         with contextlib.suppress(psutil.Error):
             return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         return False
+
+
+def _find_blocking(stalled: list[StalledRank], steps: Mapping[int, int]) -> list[StalledRank]:
+    """Return those of the ranks for which the others wait, by the first sign that tells some of them from the others; else all."""
+    behind = min(steps.values())
+    latest_s = min(one.idle_s for one in stalled)
+    for blocking in (
+        [one for one in stalled if one.is_stopped],
+        [one for one in stalled if steps[one.rank] == behind],
+        [one for one in stalled if one.idle_s > latest_s + _NOISE_S],
+        [one for one in stalled if one.stack and not one.is_waiting],
+    ):
+        if 0 < len(blocking) < len(stalled):
+            return blocking
+    return stalled

@@ -48,6 +48,7 @@ from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
 from trainer.model.start_model import resolve_start
+from trainer.objectives.bases.objective import Objective
 from trainer.runtime.memory import import_network_code
 from trainer.start import read_pinned_start
 
@@ -153,19 +154,14 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
     with replace_folder_atomically(artifacts.model) as target:
-        not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
-            initial, adapter = resolve_start(job.start, job.model)
-            parts: Any = {"objective": method, "tokenizer": tokens.read_tokenizer(job.tokens), "seed": job.seed}
-            parts["state"], beside = tokens.read_objective_state(job.tokens), target / artifacts.adapter.name
-            parameters = network.write_merged_and_adapter(best.folder, target, beside, initial, **parts)
-            if job.start and not adapter:  # their base model is in a folder of this project
-                shutil.rmtree(beside, ignore_errors=True)
+            parameters = _write_merged_and_adapter(job, method, best.folder, target, target / artifacts.adapter.name)
         else:
+            not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         complete_model_folder(target, artifacts, job.model, method.release_format)
         record_learned_rows(target, artifacts, job.model, method)
-        check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
+        check_same_metrics(target, job, _evaluation_of_step(history, best.step))
     report = TrainingReport(
         run=job.folder.name,
         steps=finished["step"],
@@ -185,14 +181,36 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
     with replace_folder_atomically(artifacts.history) as target:
         (target / metrics_log.FILE).write_text(metrics_log.format_json_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
-        _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
+        _write_curve(target / "validation.csv", filter(_has_evaluation, history))
         save_report(report, target / artifacts.report("train").name)
     return report
 
 
-def _is_evaluation(entry: dict[str, Any], step: int) -> bool:
-    """Whether an entry of the Trainer's log has the metrics of a step's evaluation."""
-    return entry.get("step") == step and any(name.startswith("eval_") for name in entry)
+def _write_merged_and_adapter(job: Job, method: Objective[Any], best: Path, target: Path, adapter: Path) -> int:
+    """Write the best weights with their adapters merged, and these beside them; return the number of parameters."""
+    initial, of_start = resolve_start(job.start, job.model)
+    parameters = network.write_merged_and_adapter(
+        best,
+        target,
+        adapter,
+        initial,
+        objective=method,
+        tokenizer=tokens.read_tokenizer(job.tokens),
+        seed=job.seed,
+        state=tokens.read_objective_state(job.tokens),
+    )
+    if job.start and not of_start:  # their base model is in a folder of this project
+        shutil.rmtree(adapter, ignore_errors=True)
+    return parameters
+
+
+def _evaluation_of_step(history: Sequence[dict[str, Any]], step: int) -> dict[str, Any]:
+    return next(one for one in reversed(history) if one.get("step") == step and _has_evaluation(one))
+
+
+def _has_evaluation(entry: dict[str, Any]) -> bool:
+    """Whether an entry of the Trainer's log has the metrics of an evaluation."""
+    return any(name.startswith("eval_") for name in entry)
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:

@@ -93,6 +93,8 @@ class TrainingAttempt:
         self._ranks = RankMonitor(job.folder, job.launch.num_processes)
         self._lost: list[ProcessState] = []
         self._killed: set[int] = set()
+        self._stop_asked_at: float | None = None
+        self._failed_at: float | None = None
 
     def run(self) -> None:
         """Start the processes and watch them.
@@ -134,34 +136,48 @@ class TrainingAttempt:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when all processes have ended, or must be ended."""
-        stop_asked_at = failed_at = None
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
-                return
+        while not _ends_within(process, _POLL_S):
             reset_idle_timer()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
             if self._signals.first or self._budget.is_spent:
-                stop_asked_at = stop_asked_at or self._ask_to_stop(now)
-                if self._signals.is_urgent:
-                    raise self._stopped(", at once")
-                if now - stop_asked_at > self._job.launch.grace_s:
-                    raise self._stopped(f", and killed after {self._job.launch.grace_s:g} s of grace")
-            elif stalled := self._ranks.stalled(self._job.launch.stall_timeout_s):
-                if (self._job.folder / FINISHED).exists():
-                    return
-                raise causes.stalled_ranks_error(stalled)
-            lost = [pulse for pulse in self._ranks.lost() if not isinstance(pulse.error, PreemptedError)]
-            self._lost = self._lost or lost
-            # ranks that were told to stop have not failed
-            if lost or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses):
-                failed_at = failed_at or now
-                is_cause_known = any(pulse.phase != LOST_PEER for pulse in lost)  # else, it may be about to end
-                if is_cause_known or now - failed_at > processes.END_S:
-                    self._killed |= self._ranks.kill()
-                if now - failed_at > 2 * processes.END_S:
-                    return
+                self._stop(now)
+            elif self._is_stalled_at_its_end():
+                return
+            if self._has_failed_for_good(now):
+                return
+
+    def _stop(self, now: float) -> None:
+        """Ask for a stop once; then end what takes too long, or what the user does not want to wait for."""
+        self._stop_asked_at = self._stop_asked_at or self._ask_to_stop(now)
+        grace_s = self._job.launch.grace_s
+        if self._signals.is_urgent:
+            raise self._stopped(", at once")
+        if now - self._stop_asked_at > grace_s:
+            raise self._stopped(f", and killed after {grace_s:g} s of grace")
+
+    def _is_stalled_at_its_end(self) -> bool:
+        """Whether a process makes no progress although the training is finished; StalledError if it is not finished."""
+        stalled = self._ranks.stalled(self._job.launch.stall_timeout_s)
+        if stalled and not (self._job.folder / FINISHED).exists():
+            raise causes.stalled_ranks_error(stalled)
+        return bool(stalled)
+
+    def _has_failed_for_good(self, now: float) -> bool:
+        """Whether a rank failed so long ago that nothing else is to be expected; the others are killed before."""
+        lost = [pulse for pulse in self._ranks.lost() if not isinstance(pulse.error, PreemptedError)]
+        self._lost = self._lost or lost
+        if not lost and not self._has_error():
+            return False
+        self._failed_at = self._failed_at or now
+        is_cause_known = any(pulse.phase != LOST_PEER for pulse in lost)  # else, it may be about to end
+        if is_cause_known or now - self._failed_at > processes.END_S:
+            self._killed |= self._ranks.kill()
+        return now - self._failed_at > 2 * processes.END_S
+
+    def _has_error(self) -> bool:
+        """Whether a rank has failed; those that were told to stop have not."""
+        return any(pulse.error and not isinstance(pulse.error, PreemptedError) for pulse in self._ranks.pulses)
 
     def _ask_to_stop(self, now: float) -> float:
         """Ask the processes to stop, unless no checkpoint could hold any work yet; return the time."""
@@ -225,6 +241,13 @@ class TrainingTimeBudget:
         what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
         fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
         return BudgetSpentError.at("launch.max_hours", what, fix)
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return True
+    return False
 
 
 def _seconds(file: Path) -> float:
