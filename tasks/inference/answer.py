@@ -105,23 +105,39 @@ class ModelAnswer:
             yield self.text[end:], ""
 
     def lines(self) -> list[str]:
-        if self.labels is not None:
-            width = max(len(label.name) for label in self.labels)
-            found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
-        elif self.numbers is not None:
-            found = [f"{number.name}  {number.shown}" for number in self.numbers]
-        elif self.near is not None:
-            found = [f"{one.cosine:6.3f}  {' '.join(one.text.split())}" for one in self.near]
-        elif self.ranked is not None:
-            found = [f"{one.probability:.3f}  {' '.join(one.text.split())}" for one in self.ranked]
-        elif self.spans is not None:
-            marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
-            listed = [
-                f"{one.label}: {one.start} to {one.end}, {one.text!r}, {one.probability:.3f}" for one in self.spans
-            ]
-            found = [*marked.splitlines(), *(listed or ["no spans"])]
-        else:
-            found = (self.generated or "").splitlines() or ["(no text)"]
-        found += [f"note: {self.note}"] if self.note else []
+        found = self._told()
+        if self.note:
+            found.append(f"note: {self.note}")
         # what could steer a terminal
         return ["".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line) for line in found]
+
+    def _told(self) -> list[str]:
+        if self.labels is not None:
+            return _told_labels(self.labels)
+        if self.numbers is not None:
+            return [f"{number.name}  {number.shown}" for number in self.numbers]
+        if self.near is not None:
+            return [f"{near.cosine:6.3f}  {_on_one_line(near.text)}" for near in self.near]
+        if self.ranked is not None:
+            return [f"{ranked.probability:.3f}  {_on_one_line(ranked.text)}" for ranked in self.ranked]
+        if self.spans is not None:
+            listed = list(map(_told_span, self.spans))
+            return [*self._marked_text().splitlines(), *(listed or ["no spans"])]
+        return (self.generated or "").splitlines() or ["(no text)"]
+
+    def _marked_text(self) -> str:
+        """Return the text with its spans marked, for example `[Ada](PER) writes`."""
+        return "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _told_labels(labels: Sequence[PredictedLabel]) -> list[str]:
+    width = max(len(label.name) for label in labels)
+    return [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in labels]
+
+
+def _told_span(span: PredictedSpan) -> str:
+    return f"{span.label}: {span.start} to {span.end}, {span.text!r}, {span.probability:.3f}"

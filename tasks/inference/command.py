@@ -8,7 +8,7 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +24,8 @@ from trainer.reporting import signs_of_life
 from trainer.runtime.imports import hide_packages
 
 _GAP = "  |  "
+_Bounds = Callable[[str, str], contextlib.AbstractContextManager[None]]
+"""Limits a step of a model, which is named by where the model is and by what it does."""
 
 
 def try_model(
@@ -47,28 +49,40 @@ def try_model(
     """
     asked = ModelReference.parse(name)
     names = [asked, asked.other(against)] if against else [asked]
-    for handler in logging.root.handlers:  # standard output is only for answers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
-            handler.setStream(sys.stderr)
+    _leave_standard_output_to_answers()
     signs_of_life.note(f"try: fetches {name}")
     files = [fetch_published_model(Path(), one) for one in names]
-    if not any(_needs_more(one.folder) for one in files):
-        hide_packages("peft", "torchao")
-    signs_of_life.note("try: loads the model")
     bounded = bounded_step if is_bounded else _unbounded
-    models = list[AnsweringModel]()
-    for one in files:
-        with bounded(one.where, "loading it"):
-            models.append(AnsweringModel.load(one.folder, one.where))
-    if all(model.reads_several for model in models) and not options.among and len(texts) > 1:
+    models = _load_models(files, bounded)
+    if len(texts) > 1 and not options.among and all(model.reads_several for model in models):
         texts, options = texts[:1], replace(options, among=tuple(texts[1:]))
     signs_of_life.note("try: answers")
     for text in texts or _standard_input():
-        answers = list[ModelAnswer]()
-        for model in models:
-            with bounded(model.where, "an answer"):
-                answers.append(model.answer(text, options))
-        print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
+        answers = [_answer(model, text, options, bounded) for model in models]
+        told = json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers))
+        print(told, flush=True)
+
+
+def _load_models(files: Sequence[DownloadedModel], bounded: _Bounds) -> list[AnsweringModel]:
+    if not any(_needs_more(one.folder) for one in files):
+        hide_packages("peft", "torchao")
+    signs_of_life.note("try: loads the model")
+    models = []
+    for one in files:
+        with bounded(one.where, "loading it"):
+            models.append(AnsweringModel.load(one.folder, one.where))
+    return models
+
+
+def _answer(model: AnsweringModel, text: str, options: AnswerOptions, bounded: _Bounds) -> ModelAnswer:
+    with bounded(model.where, "an answer"):
+        return model.answer(text, options)
+
+
+def _leave_standard_output_to_answers() -> None:
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
 
 
 def _unbounded(_: str, __: str) -> contextlib.AbstractContextManager[None]:

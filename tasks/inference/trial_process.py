@@ -13,9 +13,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tasks.inference.answer import ModelAnswer
+    from tasks.inference.tried_model import AnsweringModel
 
 KEPT: Final = 2  # models in memory
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_", "GOMP_", "MKL_")
@@ -53,31 +57,49 @@ def main(timeout_s: float, memory_bytes: int, requests: IO[str], answers: IO[str
 def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a `TrialAnswer`, or what is wrong as `error`. The model that answered last comes last in `models`."""
     from params import EvergreenError
-    from tasks.inference.tried_model import AnsweringModel, AnswerOptions
+    from tasks.inference.tried_model import AnswerOptions
 
-    key = request["key"]
     try:
-        found = models.pop(key, None)
-        if found is None:
-            while len(models) >= KEPT:
-                del models[next(iter(models))]  # before the next one takes memory
-            found = AnsweringModel.load(Path(request["folder"]), request["where"])
-        models[key] = found
-        answer = found.answer(request["text"], AnswerOptions())
+        answer = _find_or_load(models, request).answer(request["text"], AnswerOptions())
     except EvergreenError as error:
         return {"error": f"{error.where}: {error.what}"}
     except Exception as error:  # noqa: BLE001 - whoever made the model decides what it raises
         models.clear()
         return {"error": f"{request['where']}: {type(error).__name__}: {error}"}
-    rows = [(label.name, label.probability) for label in answer.labels or ()]
-    rows += [(f"{span.label}: {span.text}", span.probability) for span in answer.spans or ()]
-    rows += [(one.text, one.cosine) for one in answer.near or ()]
-    rows += [(one.text, one.probability) for one in answer.ranked or ()]
-    numbers = [(number.name, number.shown) for number in answer.numbers or ()]
-    pieces = [] if answer.spans is None else list(answer.pieces())
+    return {"pieces": _pieces(answer), "rows": list(_rows(answer)), "note": answer.note or ""}
+
+
+def _find_or_load(models: dict[str, Any], request: Mapping[str, str]) -> AnsweringModel:
+    from tasks.inference.tried_model import AnsweringModel
+
+    key = request["key"]
+    found: AnsweringModel | None = models.pop(key, None)
+    if found is None:
+        while len(models) >= KEPT:
+            del models[next(iter(models))]  # before the next one takes memory
+        found = AnsweringModel.load(Path(request["folder"]), request["where"])
+    models[key] = found
+    return found
+
+
+def _pieces(answer: ModelAnswer) -> list[tuple[str, str]]:
     if answer.generated is not None:
-        pieces = [(answer.generated, "")]
-    return {"pieces": pieces, "rows": [(name, f"{p:.3f}") for name, p in rows] + numbers, "note": answer.note or ""}
+        return [(answer.generated, "")]
+    return [] if answer.spans is None else list(answer.pieces())
+
+
+def _rows(answer: ModelAnswer) -> Iterator[tuple[str, str]]:
+    """Yield what is listed, each with its number."""
+    for label in answer.labels or ():
+        yield label.name, f"{label.probability:.3f}"
+    for span in answer.spans or ():
+        yield f"{span.label}: {span.text}", f"{span.probability:.3f}"
+    for near in answer.near or ():
+        yield near.text, f"{near.cosine:.3f}"
+    for ranked in answer.ranked or ():
+        yield ranked.text, f"{ranked.probability:.3f}"
+    for number in answer.numbers or ():
+        yield number.name, number.shown
 
 
 if __name__ == "__main__":

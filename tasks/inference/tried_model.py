@@ -27,7 +27,7 @@ from trainer.objectives.bases.conversations.chat import ConversationTokenizer
 from trainer.objectives.bases.conversations.messages import looks_like_conversation
 from trainer.objectives.bases.conversations.tools import read_tools
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
-from trainer.objectives.bases.network.position_limits import NO_LIMIT, find_position_limits
+from trainer.objectives.bases.network.position_limits import NO_LIMIT, PositionLimits, find_position_limits
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.preferences.answer_form import AnswerForm
 from trainer.objectives.bases.texts.pairs import read_pair
@@ -94,38 +94,22 @@ class AnsweringModel:
         with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
             record = ReleaseRecord.of(folder)
         objective = model_loading.objective_that_answers(record.objective if record else None)
-        if objective:
-            task = objective.pipeline_tag
-        elif (folder / MODULES).exists() and not model_loading.is_cross_encoder(folder):
-            task = model_loading.NEAREST
-        elif is_adapter_folder(folder):
-            named = BaseModelReference.of(folder).task
-            task = model_loading.find_task([named] if named else [], where, "adapter_config.json")
-        else:
-            with model_loading.load_errors(where):
-                config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            task = model_loading.find_task(config.architectures or [], where, "config.json")
+        task = objective.pipeline_tag if objective else _find_task(folder, where)
         network = model_loading.load_network(folder, objective or task, where)
-        if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
-            what = "has no tokenizer, which reads the text"  # transformers would make an empty one
-            raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
-        with model_loading.load_errors(where, "its tokenizer "):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = _load_tokenizer(folder, where)
         limits = find_position_limits(network.config)
-        positions, longest = limits.most, limits.table or NO_LIMIT
-        if tokenizer.model_max_length > longest:
-            tokenizer.model_max_length = positions or tokenizer.model_max_length
-        section = record.objective.model_dump() if record else None
-        form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
-        if section is None and task == "text-classification" and model_loading.is_cross_encoder(folder):
-            is_number = network.config.problem_type == "regression"
-            form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1 and not is_number)
+        _limit_texts(tokenizer, limits)
+        if record is None and task == "text-classification" and model_loading.is_cross_encoder(folder):
+            form = _form_of_cross_encoder(network)
+        else:
+            section = record.objective.model_dump() if record else None
+            form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         made = None
         if task == model_loading.NEAREST:
             set_prompts(tokenizer, None, None)
         elif objective is None and task != "text2text-generation":
             made = transformers.pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
-        return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
+        return cls(where, task, form, network.eval(), tokenizer, limits.most, made, objective)
 
     @property
     def reads_several(self) -> bool:
@@ -162,14 +146,17 @@ class AnsweringModel:
             return ModelAnswer(
                 text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given, **arguments)
             )
-        labels = [PredictedLabel(*one) for one in own]
-        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(given), None
-        if thresholds:
-            reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
-            told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
-            note = f"{told}; {note}" if note else told
-        labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
-        return ModelAnswer(text, labels=labels, note=note, predicted=reached)
+        return self._answer_with_labels(text, [PredictedLabel(*one) for one in own], self._unread(given))
+
+    def _answer_with_labels(self, text: str, labels: Sequence[PredictedLabel], note: str | None) -> ModelAnswer:
+        """Return the likeliest labels; of several that may be predicted together, all that reach their threshold."""
+        thresholds = getattr(self.network.config, "label_thresholds", None)
+        if not thresholds:
+            return ModelAnswer(text, labels=labels[:_MAX_LABELS], note=note)
+        reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
+        told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
+        shown = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in reached]
+        return ModelAnswer(text, labels=shown, note=f"{told}; {note}" if note else told, predicted=reached)
 
     def _rank(self, text: str, options: AnswerOptions) -> ModelAnswer:
         query, documents = _query_and_others(text, options)
@@ -332,3 +319,34 @@ def _query_and_others(text: str, options: AnswerOptions) -> tuple[str, tuple[str
         what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
         raise DataError("the text", what, fix)
     return query, among
+
+
+def _find_task(folder: Path, where: str) -> str:
+    """Return the task of a model that no objective answers for; ModelError if it has none that can be used here."""
+    if (folder / MODULES).exists() and not model_loading.is_cross_encoder(folder):
+        return model_loading.NEAREST
+    if is_adapter_folder(folder):
+        named = BaseModelReference.of(folder).task
+        return model_loading.find_task([named] if named else [], where, "adapter_config.json")
+    with model_loading.load_errors(where):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return model_loading.find_task(config.architectures or [], where, "config.json")
+
+
+def _limit_texts(tokenizer: PreTrainedTokenizerBase, limits: PositionLimits) -> None:
+    """Let the tokenizer cut texts at the positions of the network, where it allows more than these."""
+    if tokenizer.model_max_length > (limits.table or NO_LIMIT):
+        tokenizer.model_max_length = limits.most or tokenizer.model_max_length
+
+
+def _form_of_cross_encoder(network: PreTrainedModel) -> PromptForm:
+    is_number = network.config.problem_type == "regression"
+    return PromptForm(is_pair=True, ranks=network.config.num_labels == 1 and not is_number)
+
+
+def _load_tokenizer(folder: Path, where: str) -> PreTrainedTokenizerBase:
+    if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
+        what = "has no tokenizer, which reads the text"  # transformers would make an empty one
+        raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
+    with model_loading.load_errors(where, "its tokenizer "):
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
