@@ -37,27 +37,12 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
             imported, or it cannot be called.
     """
     module_name, _, attribute = name.partition(":")
-    try:
-        spec = _find(module_name)
-        outside = "" if spec is None or _is_in_project(spec) else spec.name
-        found = None if outside else getattr(importlib.import_module(module_name), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            package = sys.modules.get(error.name.rpartition(".")[0])
-            place = f" in {', '.join(package.__path__)}" if package else ""
-            fix = "write package.module:name, as Python imports it in the project's root"
-            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{place}", fix) from error
-        what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
-        raise RecipeError.at(key, what, install_module(error.name or module_name)) from error
-    except Exception as error:
-        what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
-        raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
+    found, outside = _import_attribute(name, key)
     plugin = _find_installed_function(name) if outside else None
     if plugin:
         found, outside = _load_function(plugin, key), ""
     elif inspect.isclass(found) or inspect.isroutine(found):
-        defined_in = getattr(sys.modules.get(found.__module__ or ""), "__spec__", None)
-        outside = "" if defined_in is None or _is_in_project(defined_in) else found.__module__
+        outside = _foreign_module(found)
     if outside:
         what = f"{name}: `{outside}` is not in the project, and a recipe calls only the project's code"
         fix = "write a function or class in the project that uses it, and name that one"
@@ -83,6 +68,33 @@ def _load_function(plugin: Plugin, key: str) -> Any:
         return plugin.load()
     except RecipeError as error:
         raise RecipeError.at(key, error.what, error.fix) from error
+
+
+def _foreign_module(found: Any) -> str:
+    """Return the module that defines a function or class, if that is not in the project; else nothing."""
+    defined_in = getattr(sys.modules.get(found.__module__ or ""), "__spec__", None)
+    return "" if defined_in is None or _is_in_project(defined_in) else found.__module__
+
+
+def _import_attribute(name: str, key: str) -> tuple[Any, str]:
+    """Return what a module has under a name, None if it has nothing; and the module if it is not in the project, which is not imported."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        spec = _find(module_name)
+        if spec is not None and not _is_in_project(spec):
+            return None, spec.name
+        return getattr(importlib.import_module(module_name), attribute, None), ""
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            package = sys.modules.get(error.name.rpartition(".")[0])
+            place = f" in {', '.join(package.__path__)}" if package else ""
+            fix = "write package.module:name, as Python imports it in the project's root"
+            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{place}", fix) from error
+        what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
+        raise RecipeError.at(key, what, install_module(error.name or module_name)) from error
+    except Exception as error:
+        what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
+        raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
 
 
 def _find(module_name: str) -> ModuleSpec | None:
@@ -234,19 +246,26 @@ def _named_modules(code: bytes, folders: tuple[str, ...]) -> tuple[list[tuple[st
     modules: list[tuple[str, ...]] = [folders]
     starred: list[tuple[str, ...]] = []
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            modules += [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             package = folders[: len(folders) - node.level + 1] if node.level else ()
             package += tuple(node.module.split(".")) if node.module else ()
             modules += [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
             starred += [package for alias in node.names if alias.name == "*"]
-        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
-            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            modules += [tuple(name.split(".")) for name in names if isinstance(name, str) and not name.startswith(".")]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
-            modules.append(tuple(node.value.partition(":")[0].split(".")))
+        else:
+            modules += [tuple(name.split(".")) for name in _absolute_names(node)]
     return modules, starred
+
+
+def _absolute_names(node: ast.AST) -> list[str]:
+    """Return the modules that are named from the root on: by `import`, by a call that imports, by a text `package.module:name`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
+        given = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        return [name for name in given if isinstance(name, str) and not name.startswith(".")]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+        return [node.value.partition(":")[0]]
+    return []
 
 
 def _called(node: ast.Call) -> str | None:

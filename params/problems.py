@@ -70,17 +70,8 @@ def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | N
     kind, context = error["type"], error.get("ctx", {})
     limits = see_limits(str(key[0]) if len(key) > 1 else "")
     if kind == "extra_forbidden":
-        known = [name for name in model.model_fields if name not in key] if model else []
-        fix = suggestion(str(key[-1]), known)
-        sections = [
-            name
-            for name, field in Recipe.model_fields.items()
-            for own in _sections(field.annotation)
-            if key[-1] in own.model_fields
-        ]
-        if sections and not fix.startswith("did"):
-            fix = f"did you mean `{sections[0]}.{key[-1]}`?"
-        return Problem(key, "no such key", fix + ("" if fix.startswith("did") else limits))
+        similar = _similar_key(key, model)
+        return Problem(key, "no such key", similar if similar.startswith("did") else similar + limits)
     if kind == "missing":
         return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")
     if kind == "conflict":
@@ -94,6 +85,18 @@ def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | N
     if kind == "model_type":
         message = "input should be a mapping of keys"
     return Problem(key, f"{message}, found {error['input']!r}", f"write a valid value{_meaning(model, key)}")
+
+
+def _similar_key(key: Key, model: type[pydantic.BaseModel] | None) -> str:
+    """Return which key may be meant by one that does not exist: one of the same section, or of another."""
+    known = [name for name in model.model_fields if name not in key] if model else []
+    fix = suggestion(str(key[-1]), known)
+    if fix.startswith("did"):
+        return fix
+    for name, field in Recipe.model_fields.items():
+        if any(key[-1] in section.model_fields for section in _sections(field.annotation)):
+            return f"did you mean `{name}.{key[-1]}`?"
+    return fix
 
 
 def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:

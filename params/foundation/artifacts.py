@@ -258,14 +258,8 @@ def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
     they change these words. `shutil.Error`, of a folder that is copied, lists what each file's error said.
     """
-    from_rust = re.search(r"\(os error (\d+)\)", str(error))
     from_torch = re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error", str(error))
-    number = from_rust and int(from_rust[1])
-    if isinstance(error, shutil.Error):
-        said = re.findall(r"\[Errno (\d+)\]", str(error))
-        number = next((found for found in map(int, said) if found in _STORAGE), None)
-    elif isinstance(error, OSError):
-        number = error.errno
+    number = _number_of_error(error)
     if number in _STORAGE:
         reason = os.strerror(number)
     elif isinstance(error, RuntimeError) and from_torch:
@@ -278,3 +272,14 @@ def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     if number in (errno.EFBIG, None) and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         fix = "raise the limit of the size of files in this shell, `ulimit -f unlimited`, then run the stage again"
     return StorageError(str(getattr(error, "filename", None) or target), what, fix)
+
+
+def _number_of_error(error: BaseException) -> int | None:
+    """Return the number that the system has given an error; None if it does not have one, or does not say it."""
+    if isinstance(error, shutil.Error):
+        said = re.findall(r"\[Errno (\d+)\]", str(error))
+        return next((found for found in map(int, said) if found in _STORAGE), None)
+    if isinstance(error, OSError):
+        return error.errno
+    from_rust = re.search(r"\(os error (\d+)\)", str(error))
+    return int(from_rust[1]) if from_rust else None

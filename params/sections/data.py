@@ -288,23 +288,24 @@ class Data(Section):
 
     def _conflicts_of_sources(self) -> Iterator[tuple[str, str]]:
         for key, source in self.row_sources.items():
-            own = key if source.splits is None else source.splits
-            if key == "source" and (source.weight != 1 or own != key):
-                what = f"`{key}` has a `weight` or `splits`, which say how several sources differ"
-                yield what, "remove them, or write `sources`"
-            if not own:
-                yield f"the `splits` of `{key}` is empty", "name a split, or remove the source"
-            if own != key and (lacking := source.held_out - {*own}):
-                yield (
-                    f"`{key}` has {', '.join(sorted(lacking))} rows, and its `splits` not",
-                    "add the split, or remove the key",
-                )
-            if self.split.by == "time" and source.held_out:
-                what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
-                yield what, "give all files as `train`, or remove `by: time`"
-            if self.split.stratify and own != key and "train" not in own:
-                what = f"`split.stratify` moves rows to train, where `{key}` may have none"
-                yield what, f"remove `split.stratify`, or let the `splits` of `{key}` have train"
+            yield from self._conflicts_of_source(key, source)
         for split in ("train", "validation", "test"):
             if all(source.splits and split not in source.splits for source in self.row_sources.values()):
                 yield f"no source may feed the {split} split", "add it to the `splits` of one of them"
+
+    def _conflicts_of_source(self, key: str, source: Source) -> Iterator[tuple[str, str]]:
+        own = key if source.splits is None else source.splits
+        if key == "source" and (source.weight != 1 or own != key):
+            what = f"`{key}` has a `weight` or `splits`, which say how several sources differ"
+            yield what, "remove them, or write `sources`"
+        if not own:
+            yield f"the `splits` of `{key}` is empty", "name a split, or remove the source"
+        if own != key and (lacking := source.held_out - {*own}):
+            what = f"`{key}` has {', '.join(sorted(lacking))} rows, and its `splits` not"
+            yield what, "add the split, or remove the key"
+        if self.split.by == "time" and source.held_out:
+            what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
+            yield what, "give all files as `train`, or remove `by: time`"
+        if self.split.stratify and own != key and "train" not in own:
+            what = f"`split.stratify` moves rows to train, where `{key}` may have none"
+            yield what, f"remove `split.stratify`, or let the `splits` of `{key}` have train"

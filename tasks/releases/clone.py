@@ -32,7 +32,7 @@ from params import DataError, ModelError, RecipeError, TransientError
 from params.dvc_files import RECIPES
 from params.foundation import command_result
 from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
-from params.schema import AdapterForm
+from params.schema import AdapterForm, Recipe
 from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
 from tasks.ingestion.links import LINKED_PROJECT
@@ -187,24 +187,34 @@ def write_recipe_and_link_files(clone: ProjectClone, path: Path, release: Reprod
     path.write_text(recipe.text, encoding="utf-8")
     loaded = load(path)
     # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
-    settings: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
-    revisions = revisions_by_source(release.record.data.revision)
-    for key, source in loaded.data.row_sources.items():
-        revision = revisions.get(key.partition(".")[2], "")
-        if isinstance(source, RowsFromHubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
-            settings["data", *key.split("."), "revision"] = revision  # a branch has moved since
+    settings = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
     content: Any = YAML(typ="safe").load(recipe.text)
+    if _set_keys(content, settings | _revisions_of_sources(loaded, release.record.data.revision)):
+        YAML(typ="safe").dump(content, path)
+    for name in (*_strings(loaded.model_dump(mode="json")), (recipe.dvc_item or {}).get("data", "")):
+        _link(clone, name, own_run=Path("runs", recipe.name))
+
+
+def _revisions_of_sources(recipe: Recipe, revision: str) -> dict[tuple[str, ...], str]:
+    """Return the keys that pin the datasets of a Hub to the commits that were read: their branches have moved since."""
+    revisions, found = revisions_by_source(revision), dict[tuple[str, ...], str]()
+    for key, source in recipe.data.row_sources.items():
+        commit = revisions.get(key.partition(".")[2], "")
+        if isinstance(source, RowsFromHubDataset) and re.fullmatch("[0-9a-f]{40}", commit):
+            found["data", *key.split("."), "revision"] = commit
+    return found
+
+
+def _set_keys(content: Any, settings: Mapping[tuple[str, ...], str]) -> bool:
+    """Set keys of a recipe, but only those that it has: its code may not know others. Return whether one was another before."""
     is_changed = False
-    for (*sections, key), value in settings.items():  # only keys that it has: its code may not know others
+    for (*sections, key), value in settings.items():
         section = content
         for name in sections:
             section = section.get(name) or {}
         if section.get(key, value) != value:
             section[key], is_changed = value, True
-    if is_changed:
-        YAML(typ="safe").dump(content, path)
-    for name in (*_strings(loaded.model_dump(mode="json")), (recipe.dvc_item or {}).get("data", "")):
-        _link(clone, name, own_run=Path("runs", recipe.name))
+    return is_changed
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -228,12 +238,17 @@ def _link(clone: ProjectClone, name: str, *, own_run: Path) -> None:
         target = Path(os.path.normpath(clone.project / found))
         if not source.exists() or os.path.lexists(target) or not target.is_relative_to(clone.folder):
             continue
-        inside = Path(os.path.relpath(source, clone.original))
-        is_around = all(part == ".." for part in inside.parts)
-        is_hidden = not is_around and inside.parts[0] != ".." and inside.parts[0].startswith(".")
-        if not (is_around or is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)):
+        if not _may_be_written(Path(os.path.relpath(source, clone.original)), own_run):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
+
+
+def _may_be_written(path: Path, own_run: Path) -> bool:
+    """Whether a stage could write to a path, which is relative to the project."""
+    if all(part == ".." for part in path.parts):  # the project itself, or a folder around it
+        return True
+    is_hidden = path.parts[0] != ".." and path.parts[0].startswith(".")
+    return is_hidden or own_run.is_relative_to(path) or path.is_relative_to(own_run)
 
 
 def restore_or_link_models(clone: ProjectClone, release: ReproducibleRelease) -> None:
@@ -305,18 +320,23 @@ def _fetch(clone: ProjectClone, release: ReproducibleRelease, stage: str, kind: 
         if (original / ".dvc" / name).is_file():
             shutil.copy(original / ".dvc" / name, settings / name)
     try:
-        clone.dvc("config", "--local", "cache.dir", clone.dvc("cache", "dir", at=original).strip())
-        with contextlib.suppress(TransientError):
-            clone.dvc("checkout", "--quiet", path)
-            return True
-        remotes = [line.split() for line in clone.dvc("remote", "list", at=original).splitlines() if line.strip()]
-        for name, url, *_ in remotes:  # a URL relative to .dvc would lead elsewhere in the clone
-            clone.dvc("remote", "modify", "--local", name, "url", url)
-        if remotes:
-            clone.dvc("pull", "--quiet", path)
+        return _check_out_or_pull(clone, path)
     except TransientError as error:
         logger.info("reproduce: %s", error.what)
         return False
+
+
+def _check_out_or_pull(clone: ProjectClone, path: str) -> bool:
+    """Restore what the clone's dvc.lock records at a path; False without a remote, TransientError where DVC fails."""
+    clone.dvc("config", "--local", "cache.dir", clone.dvc("cache", "dir", at=clone.original).strip())
+    with contextlib.suppress(TransientError):
+        clone.dvc("checkout", "--quiet", path)
+        return True
+    remotes = [line.split() for line in clone.dvc("remote", "list", at=clone.original).splitlines() if line.strip()]
+    for name, url, *_ in remotes:  # a URL relative to .dvc would lead elsewhere in the clone
+        clone.dvc("remote", "modify", "--local", name, "url", url)
+    if remotes:
+        clone.dvc("pull", "--quiet", path)
     return bool(remotes)
 
 

@@ -11,10 +11,6 @@ from benchmarks.code_figures import files_that_name, functions_above, members_of
 
 # fmt: off
 STILL_ABOVE = {
-    "params/foundation/artifacts.py": "as_storage_error",
-    "params/importing.py": "_named_modules import_by_name",
-    "params/problems.py": "validation_problem",
-    "params/sections/data.py": "_conflicts_of_sources",
     "tasks/diagnostics/check.py": "_dvc_problems _gate_problems",
     "tasks/diagnostics/compare_runs.py": "_difference",
     "tasks/diagnostics/model_checks.py": "find_unmarked_ends_of_texts",
