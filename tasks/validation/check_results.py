@@ -129,16 +129,23 @@ def run_checks(
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.needs_row_check(objective, "reject_reason"):
-        failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
-        explain = partial(objectives.why_row_unusable, objective)
-        own = check_rows_with_objective(explain, rows, failed, objective=objective_identity(objective))
-        results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, explain)
+        results[len(checks)] = _check_usable(rows, objective, results.values())
     quarantined = quarantined_positions(results.values())
-    for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
+    for number, kind in enumerate(kinds):
+        if kind != "by key":
+            continue
         equal = find_duplicate_rows(checks[number][1], rows, skip, quarantined)
         results[number] = CheckResult(*checks[number], equal)
         quarantined = union_of_positions([quarantined, results[number].quarantined])
     return [results[number] for number in sorted(results)]
+
+
+def _check_usable(rows: RawRows, objective: Objective[Any], results: Iterable[CheckResult]) -> CheckResult:
+    """Let the objective check the rows that pass its own expectations."""
+    skip = union_of_positions([result.failing for result in results if result.origin == "objective"])
+    explain = partial(objectives.why_row_unusable, objective)
+    found = check_rows_with_objective(explain, rows, skip, objective=objective_identity(objective))
+    return CheckResult("objective", ROW_IS_USABLE, found, explain)
 
 
 def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResult:

@@ -11,7 +11,8 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -68,45 +69,78 @@ def corrected_rows(
 
 
 def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: ShardWorkers) -> CorrectionsReport:
-    table = SplitRows(raw / CORRECTIONS)
-    names, kinds = table.schema.names, method.columns()
+    said = _read_said(SplitRows(raw / CORRECTIONS), method)
+    drawn = {key for key, one in said.items() if DRAWN in str(one.row.get(WHY))}
+    corrected = _CorrectedRows(method, {key: one.labels for key, one in said.items()})
+    changed = {split: corrected.write_split(SplitRows(raw / split), folder / split, split, workers) for split in SPLITS}
+    return CorrectionsReport(
+        corrections=len(said),
+        changed=changed,
+        unmatched=[format_row_hash(one) for one in said if one not in corrected.known],
+        drawn=len(drawn & corrected.known),
+        drawn_wrong=len(drawn & corrected.wrong),
+        given={label: rows for label, rows in corrected.given.items() if label not in corrected.of_source},
+    )
+
+
+def _read_said(table: SplitRows, method: Objective[Any]) -> dict[int, Correction]:
+    """Return the corrections that ingest wrote, by the hash of the row that each is for."""
+    names = table.schema.names
     labels = find_columns(method, names)[0]
     # a text that is no number would be read as null
-    as_read = {name: kind for name, kind in kinds.items() if name in names and (name not in labels or kind != "number")}
-    rows = ((f"data.corrections, row {row[ROW_ID]}", row) for row in table.reading(as_read).rows())
-    said = read_corrections(rows, names, method)
-    corrections = {key: one.labels for key, one in said.items()}
-    drawn = {key for key, one in said.items() if DRAWN in str(one.row.get(WHY))}
-    wanted, changed = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0)
-    known, wrong = set[int](), set[int]()
-    given, of_source, has_one_column = Counter[str](), set[str](), len(label_columns(kinds)) == 1
-    for split in SPLITS:
-        stored, shards = SplitRows(raw / split), list[Shard]()
-        read = stored.reading(method.columns()).shards
+    as_read = {name: kind for name, kind in method.columns().items() if name not in labels or kind != "number"}
+    read = table.reading({name: kind for name, kind in as_read.items() if name in names})
+    return read_corrections(((f"data.corrections, row {row[ROW_ID]}", row) for row in read.rows()), names, method)
+
+
+@dataclass
+class _CorrectedRows:
+    """Writes rows with the labels of their corrections, and notes what these have changed."""
+
+    method: Objective[Any]
+    corrections: Mapping[int, Mapping[str, Any]]
+    """Labels by the hash of the row."""
+    known: set[int] = field(default_factory=set)
+    """Those of rows that there are."""
+    wrong: set[int] = field(default_factory=set)
+    """Those of rows that had other labels."""
+    given: Counter[str] = field(default_factory=Counter)
+    """Rows by a label that only the correction gives them, for objectives with one column of labels."""
+    of_source: set[str] = field(default_factory=set)
+    """Labels that the source gives these rows."""
+
+    def write_split(self, stored: SplitRows, folder: Path, split: str, workers: ShardWorkers) -> int:
+        """Write the shards of a split, and return how many rows are changed."""
+        read = stored.reading(self.method.columns()).shards
         columns = str(stored.schema.remove_metadata())  # without what is known of the times, which new rows change
-        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": columns}
+        settings = {"work": "row hashes", "objective": objective_identity(self.method), "columns": columns}
         works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in read]
-        hashes = workers.run(partial(hash_shard_rows, method), works, what=f"shards ({split} rows by hash)")
-        (folder / split).mkdir(parents=True)
+        hashes = workers.run(partial(hash_shard_rows, self.method), works, what=f"shards ({split} rows by hash)")
+        folder.mkdir(parents=True)
+        wanted, shards, changed = np.array(sorted(self.corrections), np.uint64), list[Shard](), 0
         for own, typed, found in zip(stored.shards, read, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
-            known |= {*found[places].tolist()}
-            before = _labels_at(method, typed, places) if has_one_column else {}
-            for place, labels_before in before.items():
-                of_source |= labels_before
-                given.update(_learned_labels(method, corrections[int(found[place])]) - labels_before)
-            target = folder / split / own.shard.name
-            written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
-            changed[split] += len(written)
-            wrong |= {*found[written].tolist()}
-            shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if written else own.shard)
-            if not written:
+            keys = {place: int(found[place]) for place in places}
+            self._note_labels(typed, keys)
+            target = folder / own.shard.name
+            written = _write_shard(own, {place: self.corrections[key] for place, key in keys.items()}, target)
+            self.known |= {*keys.values()}
+            self.wrong |= {keys[place] for place in written}
+            changed += len(written)
+            if written:
+                shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}))
+            else:
+                shards.append(own.shard)
                 link_or_copy(own.manifest.path(own.shard), target)
-        stored.write_manifest(folder / split, shards)
-    unmatched = [format_row_hash(one) for one in corrections if one not in known]
-    counts = {"drawn": len(drawn & known), "drawn_wrong": len(drawn & wrong)}
-    report = CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
-    return report.model_copy(update={"given": {label: rows for label, rows in given.items() if label not in of_source}})
+        stored.write_manifest(folder, shards)
+        return changed
+
+    def _note_labels(self, rows: SplitRows, keys: Mapping[int, int]) -> None:
+        if len(label_columns(self.method.columns())) != 1:
+            return
+        for place, before in _labels_at(self.method, rows, [*keys]).items():
+            self.of_source |= before
+            self.given.update(_learned_labels(self.method, self.corrections[keys[place]]) - before)
 
 
 def _labels_at(method: Objective[Any], rows: SplitRows, places: Sequence[int]) -> dict[int, set[str]]:
@@ -180,12 +214,7 @@ def read_corrections(
         filled = {name: row[name] for name in ([CORRECTED] if is_review else given) if _is_filled(row.get(name))}
         if not filled:
             continue
-        if _is_filled(row.get(ROW_HASH)):
-            key = _parse_hash(row[ROW_HASH], where)
-        elif {*inputs} <= {*row}:
-            key = hash_but_labels(kinds, row)
-        else:
-            raise DataError(where, f"has no {ROW_HASH}", f"copy it from review.csv, or add {', '.join(inputs)}")
+        key = _find_key(row, inputs, kinds, where)
         named = {label[0] if name == CORRECTED else name: value for name, value in filled.items()}
         own = {name: _parse(value, kinds[name], where) for name, value in named.items()}
         first = found.setdefault(key, Correction(where, own, row))
@@ -193,6 +222,15 @@ def read_corrections(
             what = f"says {own}, and {first.where} says {first.labels} of the same row"
             raise DataError(where, what, "keep one of the two")
     return found
+
+
+def _find_key(row: Row, inputs: Collection[str], kinds: Mapping[str, ColumnKind], where: str) -> int:
+    """Return the hash of the row that a correction is for: what it says, or that of its inputs."""
+    if _is_filled(row.get(ROW_HASH)):
+        return _parse_hash(row[ROW_HASH], where)
+    if {*inputs} <= {*row}:
+        return hash_but_labels(kinds, row)
+    raise DataError(where, f"has no {ROW_HASH}", f"copy it from review.csv, or add {', '.join(inputs)}")
 
 
 def is_wrong(one: Correction, kinds: Mapping[str, ColumnKind]) -> bool:
@@ -237,22 +275,28 @@ def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path:
         return []
     table, changed = own.table(), set[int]()
     for name in dict.fromkeys(name for change in changes.values() for name in change):
-        field, values = table.schema.field(name), values_of_column(table[name])
+        kind, values = table.schema.field(name), values_of_column(table[name])
         new = [changes.get(place, {}).get(name, value) for place, value in enumerate(values)]
-        if types.is_boolean(field.type):
-            new = [{"true": True, "false": False}.get(str(value).lower(), value) for value in new]
-        try:
-            column = table_of_values([{name: value} for value in new], pa.schema([field]))[name]
-            if types.is_integer(field.type):  # decimals would be cut off in silence
-                pa.array([value for value in new if isinstance(value, float)], pa.float64()).cast(field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            what = f"a label is not of the type that column `{name}` has, {field.type}: {error}"
-            raise DataError("data.corrections", what, "write it as the other rows have it") from error
+        column = _column_of_type(kind, new)
         pairs = enumerate(zip(values_of_column(column), values, strict=True))
         changed |= {place for place, (value, was) in pairs if str(value).strip() != str(was).strip()}
-        table = table.set_column(table.schema.get_field_index(name), field, column)
+        table = table.set_column(table.schema.get_field_index(name), kind, column)
     if changed:
         rows = pc.subtract(table[ROW_ID], own.shard.first_row_id).cast(pa.int32())
         table = table.set_column(0, pa.field(ROW, pa.int32()), rows)
         pq.write_table(table, path, compression="zstd", row_group_size=_GROUP_ROWS)
     return sorted(changed)
+
+
+def _column_of_type(kind: pa.Field, values: list[Any]) -> Any:
+    """Return values as a column of the type that the source has; DataError if one of them is not of it."""
+    if types.is_boolean(kind.type):
+        values = [{"true": True, "false": False}.get(str(value).lower(), value) for value in values]
+    try:
+        column = table_of_values([{kind.name: value} for value in values], pa.schema([kind]))[kind.name]
+        if types.is_integer(kind.type):  # decimals would be cut off in silence
+            pa.array([value for value in values if isinstance(value, float)], pa.float64()).cast(kind.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        what = f"a label is not of the type that column `{kind.name}` has, {kind.type}: {error}"
+        raise DataError("data.corrections", what, "write it as the other rows have it") from error
+    return column

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from pyarrow import types
 from xxhash import xxh3_128_digest
 
@@ -36,32 +37,37 @@ def write_good_documents(raw: Path, folder: Path, column: str | None, max_quaran
         what = "has no effect: this objective, with these options, ranks no documents"
         raise RecipeError.at("data.corpus", what, "remove it, or choose another objective, such as embedding of pairs")
     rows = SplitRows(raw).reading({column: "string"})
-    names = [name for name in rows.schema.names if name != ROW_ID]
-    if column not in names:
-        fix = f"{suggestion(column, names, 'columns')}; objective.document_column names it"
-        raise DataError("data.corpus", f"its rows have no column `{column}`", fix)
-    kind = rows.schema.field(column).type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise DataError("data.corpus", f"its column `{column}` holds {kind}, not text", "name the column of the text")
+    _check_column(rows.schema, column)
     folder.mkdir(parents=True)
-    kept, seen, blank, first = [], set[bytes](), 0, -1
+    kept, seen, blank = [], set[bytes](), list[int]()
     for own in rows.shards:
         keep = np.zeros(len(own), np.bool_)
         for place, row in enumerate(own.rows([ROW_ID, column])):
             text = str(row[column] or "").strip()
+            digest = xxh3_128_digest(text.encode())
             if not text:
-                blank, first = blank + 1, row[ROW_ID] if first < 0 else first
-            elif (digest := xxh3_128_digest(text.encode())) not in seen:
+                blank.append(row[ROW_ID])
+            elif digest not in seen:
                 seen.add(digest)
                 keep[place] = True
         if keep.any():
             kept.append(own.shard.model_copy(update=own.write_some(keep, folder / own.shard.name)))
     rows.write_manifest(folder, kept)
-    report = CorpusReport(rows=len(rows), documents=len(seen), blank=blank)
-    if not seen or blank > max_quarantined * len(rows):
-        what = (
-            f"{blank} of its {len(rows)} documents are blank, the first is row_id {first}" if blank else "has no rows"
-        )
+    report = CorpusReport(rows=len(rows), documents=len(seen), blank=len(blank))
+    if not seen or len(blank) > max_quarantined * len(rows):
+        what = "has no rows"
+        if blank:
+            what = f"{len(blank)} of its {len(rows)} documents are blank, the first is row_id {blank[0]}"
         raise DataError("data.corpus", what, "fix them, or raise validation.max_quarantined" if seen else "add some")
     logger.info("validate: %s", report.sentence)
     return report
+
+
+def _check_column(schema: pa.Schema, column: str) -> None:
+    names = [name for name in schema.names if name != ROW_ID]
+    if column not in names:
+        fix = f"{suggestion(column, names, 'columns')}; objective.document_column names it"
+        raise DataError("data.corpus", f"its rows have no column `{column}`", fix)
+    kind = schema.field(column).type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise DataError("data.corpus", f"its column `{column}` holds {kind}, not text", "name the column of the text")

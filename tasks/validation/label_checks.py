@@ -129,21 +129,33 @@ def _check_known(
     picked = rows.pick(found.failing.tolist())
     lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
     splits = list(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
-    is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
-    last = rows.splits["train"].manifest.shards[-1]  # behind it come the rows that the source has for other splits
-    is_chance &= all(rows.splits[split].manifest.shards[0].first_row_id <= last.first_row_id for split in splits)
-    if is_chance and len(lacking) > FEW_LABELS:
-        totals = Counter[str]()
-        for label, count in (*train.items(), *held_out.items()):
-            totals[as_learned(label, method.state_of)] += count
-        is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
-    is_chance |= rows.splits["train"].times.get("split") == "time"  # new labels are first those of the newest rows
-    listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
-    listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
-    what = f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}"
-    sentence = f"{what}: {listed}" if lacking else ""
+    # new labels are first those of the newest rows
+    is_by_time = rows.splits["train"].times.get("split") == "time"
+    counts = Counter(train)
+    counts.update(held_out)
+    is_chance = is_by_time or _lack_by_chance(rows, lacking, splits, _count_learned(method, counts))
     expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
+    sentence = _told_lacking(lacking, splits) if lacking else ""
     return CheckResult("objective", expectation, found, unseen_label, sentence)
+
+
+def _lack_by_chance(
+    rows: RawRows, lacking: Mapping[str, int], splits: Iterable[str], totals: Mapping[str, int]
+) -> bool:
+    """Whether training may lack these labels because few rows have them: not if the source has rows of its own for these splits."""
+    if not lacking or max(lacking.values()) > FEW_ROWS:
+        return False
+    last = rows.splits["train"].manifest.shards[-1]  # behind it come the rows that the source has for other splits
+    if any(rows.splits[split].manifest.shards[0].first_row_id > last.first_row_id for split in splits):
+        return False
+    return len(lacking) <= FEW_LABELS or 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
+
+
+def _told_lacking(lacking: Counter[str], splits: Iterable[str]) -> str:
+    listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
+    if len(lacking) > 10:
+        listed += f" and {len(lacking) - 10:,} more"
+    return f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}: {listed}"
 
 
 def _lacking_splits(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
