@@ -32,7 +32,7 @@ from params.foundation.file_lock import hold_file_lock
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import RepositoryStore
 from tasks.recipes.loading import load
-from tasks.releases.recorded_data import fetch_release_data_hashes
+from tasks.releases.data_of_releases import fetch_release_data_hashes
 from tasks.training.run_folders import list_superseded_run_folders
 
 logger = logging.getLogger(__name__)

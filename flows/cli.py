@@ -59,7 +59,7 @@ def run(
     artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
         from flows.record import recording
-        from flows.record.kept_folder import keep_outside_of_clone
+        from flows.record.outside_clone import keep_outside_of_clone
 
         branch = recording.RecordTarget.parse(record)
     url = os.environ.get("PREFECT_API_URL")

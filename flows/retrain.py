@@ -18,7 +18,7 @@ from prefect.runtime import deployment, task_run
 
 from flows.child_process import Logger, fork_modules
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
-from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.outside_clone import keep_outside_of_clone
 from flows.record.recording import (
     RecordTarget,
     UnrecordedRunError,
@@ -27,10 +27,10 @@ from flows.record.recording import (
 )
 from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, gate_refused_state, unrecorded_state
-from flows.run.kept_reports import with_report
 from flows.run.lost_runs import log_runs_without_entry
 from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
+from flows.run.report_copies import with_report
 from flows.run.stops import state_after_signal
 from flows.run.untold_releases import tell_untold_releases
 from flows.server import clock

@@ -26,7 +26,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.history.cells import runs_markdown_table, runs_terminal_table
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tasks.history.run_log import utc_now_to_second
-from tasks.history.run_record import RunRecorder
+from tasks.history.run_recorder import RunRecorder
 from tasks.report.formatting import format_duration, format_one_line
 
 if TYPE_CHECKING:

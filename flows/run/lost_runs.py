@@ -22,7 +22,7 @@ from params import BudgetSpentError, EvergreenError
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.history.run_log import Outcome, RunEntry, RunErrorRecord, append_run, read_runs
-from tasks.history.run_record import cost_of_run
+from tasks.history.run_recorder import cost_of_run
 from tasks.report.run_results import read_recipe_or_none
 
 _LOOKED_AT: Final = timedelta(days=90)

@@ -14,7 +14,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.runtime import flow_run
 
 from flows.run.final_state import release_or_pull_request_url
-from flows.run.kept_reports import keep_report, report_to_open
+from flows.run.report_copies import keep_report, report_to_open
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
 from tasks.release_log.receipt import Receipt

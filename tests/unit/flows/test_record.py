@@ -19,9 +19,9 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.kept_folder import keep_outside_of_clone, repository_of_address
+from flows.record.outside_clone import keep_outside_of_clone, repository_of_address
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
-from flows.run.kept_reports import keep_report, with_report
+from flows.run.report_copies import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, StorageError, TransientError
 from params.foundation.artifacts import KEPT_FOLDER, Artifacts, write_text_atomically
 from params.foundation.stages import STAGES

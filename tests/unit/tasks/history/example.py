@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.history.run_log import DecidingMetric, RunEntry, RunErrorRecord, StageRun
-from tasks.history.run_record import _KILLED
+from tasks.history.run_recorder import _KILLED
 
 FIRST = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
 OUTCOMES = ("published", "kept", "kept", "kept", "refused", "failed", "unchanged", "cancelled", "evaluated", "crashed")

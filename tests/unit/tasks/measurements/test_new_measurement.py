@@ -14,7 +14,7 @@ from params.schema import Recipe
 from tasks import measurement, measurements
 from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.history.cells import runs_terminal_table
-from tasks.history.run_record import RunRecorder
+from tasks.history.run_recorder import RunRecorder
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import render_report_page

@@ -17,7 +17,7 @@ from params.foundation.artifacts import Artifacts
 from params.sections.rows import Drift, Validation
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import RowScores
-from tasks.history.run_record import RunRecorder
+from tasks.history.run_recorder import RunRecorder
 from tasks.measurements.drift.confidence import compare_champion_confidence, measure_champion_confidence
 from tasks.measurements.drift.measurement import DriftOfModel, DriftOfRows
 from tasks.measurements.drift.report import ChampionConfidence, DriftReport

@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.publishing.proposal import ReleaseProposals
 from tasks.publishing.provenance import FILE
-from tasks.releases.recorded_data import fetch_release_data_hashes
+from tasks.releases.data_of_releases import fetch_release_data_hashes
 from tasks.releases.rollback import commit_rollback
 from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
@@ -91,7 +91,7 @@ def test_tagged_release_that_main_has_lost_is_needed(api: HfApi, needed: Callabl
 
 
 def test_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.releases.recorded_data._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("tasks.releases.data_of_releases._TIMEOUT_S", 0.1)
     with pytest.raises((TransientError, HubRefusedError)):
         fetch_release_data_hashes(REPO, "http://127.0.0.1:9", last=1, must_exist=False)
 

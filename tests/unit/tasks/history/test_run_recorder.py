@@ -14,7 +14,7 @@ from params import DataError, ModelError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks.history.run_log import RunEntry, append_run, read_runs
-from tasks.history.run_record import RunRecorder
+from tasks.history.run_recorder import RunRecorder
 from tests.support import tiny
 from tests.unit.tasks.report import example
 
