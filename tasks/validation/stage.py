@@ -103,21 +103,13 @@ def validate(
         corrected_rows(artifacts, method, workers) as (raw, corrections),
     ):
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
-        if problems := expectation_problems(validation.expectations):
-            lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
-            what, fix = f"cannot be run\n{lines}", "fix the expectations above"
-            raise RecipeError.at("validation.expectations", what, fix)
+        _refuse_wrong_expectations(validation)
         rows = open_raw_rows(raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         given = Counter(corrections.given if corrections else ())
         plan = SeparationPlan.of(rows, _check_all(method, validation, rows, given), validation.max_quarantined)
         if failures := _failures(plan):
-            stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
-            fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
-            fixes += ["change the check"] if "recipe" in stopping.values() else []
-            known = "add training rows with these labels, or take the rows with them out of the held-out data"
-            fix = ", or ".join([known if [*stopping] == [ROW_IS_KNOWN] else "fix the data", *fixes])
-            _fail(artifacts, plan, failures, f"{fix}; ")
+            _fail(artifacts, plan, failures, f"{_fix(plan.report)}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
             space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
@@ -178,36 +170,61 @@ def _check_all(
     return results + check_labels(method, rows, quarantined(results), given)
 
 
+def _refuse_wrong_expectations(validation: Validation) -> None:
+    if problems := expectation_problems(validation.expectations):
+        lines = "\n".join(f"{'.'.join(map(str, one.key))}: {one.what}; {one.fix}" for one in problems)
+        raise RecipeError.at("validation.expectations", f"cannot be run\n{lines}", "fix the expectations above")
+
+
+def _fix(report: ValidationReport) -> str:
+    """Return what helps where the stage must end."""
+    stopping = {check.type: check.origin for check in report.checks if check.stops}
+    fixes = ["fix the data"]
+    if [*stopping] == [ROW_IS_KNOWN]:
+        fixes = ["add training rows with these labels, or take the rows with them out of the held-out data"]
+    if report.share > report.max_quarantined:
+        fixes.append("raise validation.max_quarantined")
+    if "recipe" in stopping.values():
+        fixes.append("change the check")
+    return ", or ".join(fixes)
+
+
 def _failures(plan: SeparationPlan) -> list[str]:
     """Return why the stage must end, the most important reason first."""
     rows, report = plan.rows, plan.report
     total = sum(report.rows_in.values())
-    failures = []
-    for result, check in zip(plan.results, report.checks, strict=True):
-        if check.stops:
-            if result.sentence:
-                failures.append(result.sentence)
-                continue
-            count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
-            failures.append(f"{expectation_as_call(result.expectation)}: {count}; {result.examples(rows)}")
+    checked = zip(plan.results, report.checks, strict=True)
+    failures = [_told_failure(result, rows, total) for result, check in checked if check.stops]
     if report.share > report.max_quarantined:
         failures.append(
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        setting_aside = [r for r in plan.results if len(r.quarantined)]
-        most_rows_first = sorted(setting_aside, key=lambda r: len(r.quarantined), reverse=True)
-        failures += [
-            f"  {len(r.failing)} rows: {expectation_as_call(r.expectation)}; {r.examples(rows, 3)}"
-            for r in most_rows_first[:5]
-        ]
+        setting_aside = [result for result in plan.results if len(result.quarantined)]
+        setting_aside.sort(key=lambda result: len(result.quarantined), reverse=True)
+        for one in setting_aside[:5]:
+            call = expectation_as_call(one.expectation)
+            failures.append(f"  {len(one.failing)} rows: {call}; {one.examples(rows, 3)}")
+    return failures + _told_emptied(plan, total)
+
+
+def _told_failure(result: check_results.CheckResult, rows: RawRows, total: int) -> str:
+    if result.sentence:
+        return result.sentence
+    count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
+    return f"{expectation_as_call(result.expectation)}: {count}; {result.examples(rows)}"
+
+
+def _told_emptied(plan: SeparationPlan, total: int) -> list[str]:
+    """Return which splits would have no rows, with what the checks that set rows aside note."""
+    report = plan.report
     emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
-        failures.append(f"no rows remain in any split: all {total} rows would be set aside")
-    elif emptied:
-        failures.append(f"no rows remain in {' and '.join(emptied)}")
-        failures += [result.noted for result in plan.results if len(result.quarantined) and result.noted]
-    return failures
+        return [f"no rows remain in any split: all {total} rows would be set aside"]
+    if not emptied:
+        return []
+    noted = [result.noted for result in plan.results if len(result.quarantined) and result.noted]
+    return [f"no rows remain in {' and '.join(emptied)}", *noted]
 
 
 def _fail(
