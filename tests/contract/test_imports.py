@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -26,39 +22,6 @@ def test_no_import_cycle() -> None:
         order.prepare()
     except CycleError as error:
         pytest.fail(f"an import cycle: {' -> '.join(reversed(error.args[1]))}")
-
-
-LAYERS = [
-    {name.strip(): number for number, names in enumerate(contract["layers"]) for name in names.split("|")}
-    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    if contract["type"] == "layers"
-]
-
-
-def is_up(importer: str, imported: str) -> bool:
-    """Whether a module is in a higher layer than the one that imports it, by the first part in which their names differ."""
-    parts = next(pair for pair in zip(importer.split("."), imported.split("."), strict=False) if pair[0] != pair[1])
-    return any({*parts} <= layers.keys() and layers[parts[1]] < layers[parts[0]] for layers in LAYERS)
-
-
-def named_modules(path: Path, modules: Collection[str]) -> set[str]:
-    """Our modules that a file names in texts, as `import_module`, a command or a recipe would take them; docstrings explain."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    explained = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    names = [name for text in texts if id(text) not in explained for name in re.findall(r"\w+(?:\.\w+)+", text.value)]
-    return {found for name in names for found in (name, name.rpartition(".")[0]) if found in modules}
-
-
-def test_no_text_names_a_module_above() -> None:
-    """import-linter sees no import by name."""
-    paths = {path.with_suffix(""): path for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-    modules = {".".join(name.relative_to(ROOT).parts).removesuffix(".__init__"): path for name, path in paths.items()}
-    up = set()
-    for module, path in modules.items():
-        named = [name for name in named_modules(path, modules) if name != module and not module.startswith(f"{name}.")]
-        up |= {(module, name) for name in named if "." in name and is_up(module, name)}
-    assert not up
 
 
 @pytest.mark.parametrize(
