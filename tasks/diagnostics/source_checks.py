@@ -73,26 +73,43 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
     """Find columns that the first rows of a source do not have."""
     found = {key: _first_columns(source, f"data.{key}") for key, source in data.row_sources.items()}
     yield from (columns for columns in found.values() if isinstance(columns, Problem))
-    slices = enumerate(evaluation.slices)
-    sliced: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
+    known = {key: columns for key, columns in found.items() if isinstance(columns, list)}
+    is_one = len(found) == 1
+    needed, sliced = _needed_columns(objective, data), _sliced_columns(evaluation)
+    for source, columns in known.items():
+        yield from _find_lacking_of_source(source, columns, [*needed, *(sliced if is_one else ())], is_one=is_one)
+    if len(known) == len(found) > 1:
+        every = sorted({name for columns in known.values() for name in columns})
+        for key, column in sliced:
+            if column not in every:
+                yield Problem(key, f"no source has a column `{column}`", suggestion(column, every, "columns"))
+
+
+def _needed_columns(objective: ObjectiveChoice, data: Any) -> list[tuple[Key, str]]:
+    """Return the columns that each source needs, with the keys that name them."""
     needed: list[tuple[Key, str | None]] = [(("data", "group_by"), column) for column in data.group_by]
     needed += [(("data", "time_column"), data.time_column)]
     needed += [(("data", "split", "stratify"), data.split.stratify)]
     if not objectives.find_option_problems(objective):
         needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
-    known = {key: columns for key, columns in found.items() if isinstance(columns, list)}
-    for source, columns in known.items():
-        where = "the source" if source == "source" else f"data.{source}"
-        for key, column in [*needed, *(sliced if len(found) == 1 else ())]:
-            if column is not None and column not in columns:
-                hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
-                hint += f"; or give one of its columns this name by `columns` of {where}" if len(found) > 1 else ""
-                yield Problem(key, f"{where} has no column `{column}`", suggestion(column, columns, "columns") + hint)
-    if len(known) == len(found) > 1:
-        every = sorted({name for columns in known.values() for name in columns})
-        for key, column in sliced:
-            if column is not None and column not in every:
-                yield Problem(key, f"no source has a column `{column}`", suggestion(column, every, "columns"))
+    return [(key, column) for key, column in needed if column is not None]
+
+
+def _sliced_columns(evaluation: Evaluation) -> list[tuple[Key, str]]:
+    slices = enumerate(evaluation.slices)
+    return [(("evaluation", "slices", i), own.column) for i, own in slices if own.column is not None]
+
+
+def _find_lacking_of_source(
+    source: str, columns: Sequence[str], needed: Sequence[tuple[Key, str]], *, is_one: bool
+) -> Iterator[Problem]:
+    where = "the source" if source == "source" else f"data.{source}"
+    elsewhere = "" if is_one else f"; or give one of its columns this name by `columns` of {where}"
+    for key, column in needed:
+        if column not in columns:
+            hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
+            fix = suggestion(column, columns, "columns") + hint + elsewhere
+            yield Problem(key, f"{where} has no column `{column}`", fix)
 
 
 def find_correction_problems(method: Objective[Any], data: Any) -> Iterator[Problem]:
@@ -141,22 +158,28 @@ def warn_of_torn_groups(method: Objective[Any], data: Any) -> tuple[()]:
 
 def warn_of_long_warmup(training: Training, data: Any, method: Objective[Any]) -> tuple[()]:
     """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
-    rows, warmup = 0, int(training.warmup_steps)
+    warmup = int(training.warmup_steps)
     if warmup < 1:
         return ()
-    if not training.max_steps:
-        if not isinstance(data.source, RowsFromFiles) or data.split.by == "time":
-            return ()
-        if isinstance(method.advice, str) or method.advice.reads_running_text:
-            return ()  # a row may give several sequences
-        with contextlib.suppress(EvergreenError, OSError):
-            rows = sum(index.rows for index in open_source(data.source).indexes("train") or ())
-        for split in ("validation", "test"):
-            rows -= 0 if split in data.source.patterns else int(rows * getattr(data.split, split))
+    rows = 0 if training.max_steps else _count_training_rows(data, method)
     if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
         what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
         logger.warning(what, warmup, steps)
     return ()
+
+
+def _count_training_rows(data: Any, method: Objective[Any]) -> int:
+    """Return about how many rows are trained on, of local files; 0 if that is not known."""
+    if not isinstance(data.source, RowsFromFiles) or data.split.by == "time":
+        return 0
+    if isinstance(method.advice, str) or method.advice.reads_running_text:
+        return 0  # a row may give several sequences
+    rows = 0
+    with contextlib.suppress(EvergreenError, OSError):
+        rows = sum(index.rows for index in open_source(data.source).indexes("train") or ())
+    for split in ("validation", "test"):
+        rows -= 0 if split in data.source.patterns else int(rows * getattr(data.split, split))
+    return rows
 
 
 def find_read_paths(root: Path, source: Any) -> dict[str, str]:

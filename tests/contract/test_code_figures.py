@@ -15,7 +15,6 @@ STILL_ABOVE = {
     "tasks/diagnostics/compare_runs.py": "_difference",
     "tasks/diagnostics/model_checks.py": "find_unmarked_ends_of_texts",
     "tasks/diagnostics/rehearse.py": "rehearse",
-    "tasks/diagnostics/source_checks.py": "find_missing_columns warn_of_long_warmup",
     "tasks/diagnostics/trace.py": "token_lines trace_sections",
     "tasks/evaluation/analysis.py": "_slice",
     "tasks/evaluation/plan.py": "plan_evaluation_and_encode",
