@@ -179,30 +179,32 @@ class TokenClassification(ClassifierObjective[Options]):
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """Each row's windows; a row is truncated if one of its spans has no tag."""
-        encoded = []
-        for row, pieces in zip(rows, tokenize_with_offsets([self.text(row) for row in rows], tokenizer), strict=True):
-            room = max_length - len(pieces.front) - len(pieces.back)
-            if room < 1:
-                raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
-            spans = self._spans(row)
-            tags = spans_to_tags(pieces, spans)
-            for _, start, end in bio_tags_to_subword_spans(tags):
-                if end - start > room:  # longer than a window
-                    tags[start:end] = [None] * (end - start)
-            labels = [IGNORE_INDEX if tag is None else state["labels"].index(tag) for tag in tags]
-            inside = [label > 0 and label % 2 == 0 for label in labels]
-            front, back = ([IGNORE_INDEX] * len(special) for special in (pieces.front, pieces.back))
-            examples = [
-                {
-                    "row_id": row["row_id"],
-                    "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
-                    "labels": [*front, *labels[start:end], *back],
-                }
-                for start, end in _windows(inside, pieces.words, room)
-            ]
-            begun = sum(label > 0 and label % 2 == 1 for label in labels)
-            encoded.append(EncodedRow(examples, is_truncated=begun < len(spans)))
-        return encoded
+        tokenized = tokenize_with_offsets([self.text(row) for row in rows], tokenizer)
+        pairs = zip(rows, tokenized, strict=True)
+        return [self._encode_row(row, pieces, max_length, state["labels"]) for row, pieces in pairs]
+
+    def _encode_row(self, row: Row, pieces: TokenizedText, max_length: int, names: Sequence[str]) -> EncodedRow:
+        room = max_length - len(pieces.front) - len(pieces.back)
+        if room < 1:
+            raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
+        spans = self._spans(row)
+        tags = spans_to_tags(pieces, spans)
+        for _, start, end in bio_tags_to_subword_spans(tags):
+            if end - start > room:  # longer than a window
+                tags[start:end] = [None] * (end - start)
+        labels = [IGNORE_INDEX if tag is None else names.index(tag) for tag in tags]
+        inside = [label > 0 and label % 2 == 0 for label in labels]
+        front, back = ([IGNORE_INDEX] * len(special) for special in (pieces.front, pieces.back))
+        examples = [
+            {
+                "row_id": row["row_id"],
+                "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
+                "labels": [*front, *labels[start:end], *back],
+            }
+            for start, end in _windows(inside, pieces.words, room)
+        ]
+        begun = sum(label > 0 and label % 2 == 1 for label in labels)
+        return EncodedRow(examples, is_truncated=begun < len(spans))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
