@@ -27,7 +27,6 @@ STILL_ABOVE = {
     "trainer/objectives/bases/texts/continuations.py": "tokenize_behind_characters",
     "trainer/objectives/question_answering.py": "_encode_row",
     "trainer/objectives/sft.py": "encode",
-    "trainer/objectives/token_classification.py": "encode",
 }
 # fmt: on
 """Functions from before this rule, which are to be unfolded. None is added; one that is not above any more is removed here."""
