@@ -46,10 +46,9 @@ class Odd(NamedTuple):
 
 
 def learns_labels(*names: str, aside: int) -> Callable[[Project], None]:
-    """The published model has these labels, and so many rows are set aside."""
+    """The trained model has these labels, and so many rows are set aside; whether it is good enough is the gate's to say."""
 
     def holds(project: Project) -> None:
-        assert project.json("runs/odd/release/receipt.json")["status"] == "published"
         assert set(project.json("runs/odd/model/config.json")["label2id"]) == set(names)
         assert project.json("runs/odd/validated/validation.json")["quarantined"] == aside
 
