@@ -37,7 +37,7 @@ from tasks.evaluation.scoring import ScoredModel, score_rows, without_rows
 from tasks.evaluation.settings_of_untrained import choose_settings
 from tasks.evaluation.verdict_log import log_verdict
 from tasks.hub_client.connection import resolve_hub_endpoint
-from tasks.hub_client.repository_name import name_repository
+from tasks.hub_client.repository_name import RepositoryName, name_repository
 from tasks.lineage.ancestors import read_start_of_training
 from tasks.measurement import Measurement, list_measurements, rows_read
 from tasks.release_log.events import Verdict, read_release_events_of_project
@@ -88,15 +88,13 @@ def evaluate(
         scored = score_models_and_write(plan, measurements, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
         details = _measure(EvaluationAnalysis(plan, scored), measurements)
-        start = _find_best_start(artifacts, published.champion)
-        if not (evaluation.compare_untrained or has_champion or is_champion):
-            start = None  # as without a comparison with the untrained model, which this is
+        is_compared = evaluation.compare_untrained or published.champion is not None
+        start = _find_best_start(artifacts, published.champion) if is_compared else None
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
-        if evaluation.gate.over == "test_rows" and details.comparisons and not (is_champion or start):
-            commit = published.champion.commit if published.champion else None
-            comparison = ComparisonId(name_repository(where, repo_id), releases["merged"], commit, data, plan.metric)
-            use, sketch = _find_row_use(artifacts, plan, scored["model"], comparison)
+        if details.comparisons and not (is_champion or start):
+            own = (name_repository(where, repo_id), releases["merged"])
+            use, sketch = _find_row_use(artifacts, plan, scored["model"], own, data)
         judged = gate.JudgedModel(
             metric=plan.metric,
             metrics=scored["model"].metrics,
@@ -132,11 +130,7 @@ def evaluate(
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
         log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
-    for one in measurements:
-        one.finish(artifacts, details.findings(one.kind))
-    told = [sentence for one in measurements for sentence in one.sentences(details.findings(one.kind))]
-    for sentence in told:
-        logger.info("evaluate: %s", sentence)
+    _finish(artifacts, measurements, details)
     log_reasons(logger, "evaluate", verdict, reasons)
     return report
 
@@ -151,10 +145,26 @@ def _measure(analysis: EvaluationAnalysis, measurements: Sequence[Measurement[An
     return details
 
 
+def _finish(artifacts: Artifacts, measurements: Sequence[Measurement[Any]], details: EvaluationDetails) -> None:
+    """Write what measurements leave beside the folder of the evaluation, and log what they say."""
+    for one in measurements:
+        one.finish(artifacts, details.findings(one.kind))
+    for one in measurements:
+        for sentence in one.sentences(details.findings(one.kind)):
+            logger.info("evaluate: %s", sentence)
+
+
 def _find_row_use(
-    artifacts: Artifacts, plan: EvaluationPlan, model: ScoredModel, comparison: ComparisonId
-) -> tuple[HeldOutRowUse, tuple[str, ...]]:
-    """Return how often earlier comparisons used the held-out rows, and the sketch of those that this one uses."""
+    artifacts: Artifacts, plan: EvaluationPlan, model: ScoredModel, own: tuple[RepositoryName, str], data: str
+) -> tuple[HeldOutRowUse | None, tuple[str, ...]]:
+    """Return how often earlier comparisons used the held-out rows, and the sketch of those that this one uses; nothing if nobody asks.
+
+    `own` are the repository and the weights of the candidate, `data` is the digest of the rows.
+    """
+    if plan.settings.gate.over != "test_rows":
+        return None, ()
+    champion = plan.published.champion
+    comparison = ComparisonId(*own, champion.commit if champion else None, data, plan.metric)
     hashes = hash_rows_of_split(plan.rows, model.scores.row_ids, plan.resampler.objective)
     use = measure_row_use(plan.settings.gate, hashes, read_release_events_of_project(artifacts), comparison)
     # When the rows are used up, the model cannot pass, so the comparison spends no error.

@@ -19,8 +19,6 @@ STILL_ABOVE = {
     "tasks/evaluation/analysis.py": "_slice",
     "tasks/evaluation/plan.py": "plan_evaluation_and_encode",
     "tasks/evaluation/reading.py": "find",
-    "tasks/evaluation/stage.py": "evaluate",
-    "tasks/measurements/label_review/review_answers.py": "print_queue",
     "tasks/measurements/labels/results.py": "report_labels",
     "trainer/objectives/bases/conversations/chat.py": "_tokenize_spans",
     "trainer/objectives/bases/conversations/verbatim.py": "_find_kind",

@@ -49,10 +49,8 @@ def print_queue(recipe_path: Path, out: Path | None) -> None:
         raise DataError(str(queue), "does not exist; the evaluate stage writes it", fix)
     if out and out.exists():
         raise DataError(str(out), "exists, and may hold answers", "name another file")
-    rows, kept = [row for _, row in _read_table(queue, str(queue))], _read_kept(recipe)
-    known = _corrections(kept, objectives.build_objective(recipe.objective)) if kept else {}
-    done = {*map(format_row_hash, known)}
-    waiting = [row for row in rows if row[ROW_HASH] not in done]
+    rows = [row for _, row in _read_table(queue, str(queue))]
+    waiting = _without_answered(rows, recipe)
     print(f"{queue}: {_describe_queue(waiting, len(rows))}")
     if not rows:
         print("only objectives that give whole rows a label have a review: docs/own-data.md, Labels that look wrong")
@@ -61,6 +59,13 @@ def print_queue(recipe_path: Path, out: Path | None) -> None:
     if waiting:
         where = f"in {out}" if out else "in a copy"
         print(f"fill in `corrected_label` {where}, then: evergreen review {name} --take {out or 'COPY.csv'}")
+
+
+def _without_answered(rows: Sequence[dict[str, str]], recipe: Recipe) -> list[dict[str, str]]:
+    kept = _read_kept(recipe)
+    known = _corrections(kept, objectives.build_objective(recipe.objective)) if kept else {}
+    done = {*map(format_row_hash, known)}
+    return [row for row in rows if row[ROW_HASH] not in done]
 
 
 def _describe_queue(waiting: Sequence[Mapping[str, str]], rows: int) -> str:
