@@ -29,6 +29,8 @@ OF_A_SCRIPT = Path("trainer/iterative/configuration.py")
 
 CHECKED_BY_CALLER = {
     "tasks/inference/model_loading.py:load_network": "AnsweringModel.load checks the folder",
+    "tasks/inference/tried_model.py:_find_task": "AnsweringModel.load checks the folder",
+    "tasks/inference/tried_model.py:_load_tokenizer": "AnsweringModel.load checks the folder",
     "trainer/objectives/bases/network/standardization.py:restore_units": "the train stage has written the folder",
     "trainer/model/network.py:_settings_as_decoder": "_load has checked the files",
     "trainer/model/label_head.py:_read_labels": "network._load or adapters.read_trained_layers has checked the folder before it loaded from it",

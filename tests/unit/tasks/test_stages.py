@@ -13,8 +13,10 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks import stage_run
 from tasks.evaluation.report import Blessing
+from tasks.ingestion.report import IngestReport
 from tasks.stage_command import _report_lines, run_stage_as_command
 from tasks.stages import read_report, save_report
+from tests.support.releases import SOURCE
 
 BLESSING = Blessing(
     verdict="publish",
@@ -55,11 +57,22 @@ def test_damaged_report_is_an_error(artifacts: Artifacts) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"added": 1}, "added: Extra inputs are not permitted"), ({"verdict": "maybe"}, "verdict: Input should be")],
+    [({"added": 1}, "added: Extra inputs are not permitted"), ({"revision": 1}, "revision: Input should be")],
 )
 def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: object, what: str) -> None:
-    artifacts.blessing.write_text(json.dumps(json.loads(artifacts.blessing.read_text()) | changes))
+    file = artifacts.report("ingest")
+    save_report(SOURCE, file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ModelError, match=f"was written by another version of Evergreen: {what}"):
+        read_report(artifacts, IngestReport)
+
+
+def test_report_with_findings_keeps_those_of_another_measurement(artifacts: Artifacts) -> None:
+    found = json.loads(artifacts.blessing.read_text()) | {"added": {"rows": "0123"}}
+    artifacts.blessing.write_text(json.dumps(found))
+    assert read_report(artifacts, Blessing).rows_read_by("added") == {"rows": "0123"}
+    artifacts.blessing.write_text(json.dumps(found | {"verdict": "maybe"}))
+    with pytest.raises(ModelError, match="was written by another version of Evergreen: verdict: Input should be"):
         read_report(artifacts, Blessing)
 
 
