@@ -53,8 +53,22 @@ class ReportWithFindings(Report):
             return kind()
 
     def with_findings(self, found: Report) -> Self:
-        """Return a report that has these findings, too."""
-        return self.model_copy(update=found.model_dump(mode="json"))
+        """Return a report that has these findings, too.
+
+        Raises:
+            TypeError: the report has one of the keys already, or the findings cannot be read back, so that the gate would not know them.
+        """
+        added, kind = found.model_dump(mode="json"), type(found)
+        taken = added.keys() & (type(self).model_fields.keys() | (self.model_extra or {}).keys())
+        if taken:
+            raise TypeError(
+                f"{kind.__name__}: {self.saved_as} has {', '.join(sorted(taken))} already: give the fields other names"
+            )
+        try:
+            kind.model_validate(added)
+        except pydantic.ValidationError as error:
+            raise TypeError(f"{kind.__name__} cannot be read back from JSON: {error}") from error
+        return self.model_copy(update=added)
 
 
 def log_reasons(own: logging.Logger, stage: str, verdict: str, reasons: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ from tasks import stage_run
 from tasks.evaluation.report import Blessing
 from tasks.ingestion.report import IngestReport
 from tasks.stage_command import _report_lines, run_stage_as_command
-from tasks.stages import read_report, save_report
+from tasks.stages import Report, read_report, save_report
 from tests.support.releases import SOURCE
 
 BLESSING = Blessing(
@@ -74,6 +75,26 @@ def test_report_with_findings_keeps_those_of_another_measurement(artifacts: Arti
     artifacts.blessing.write_text(json.dumps(found | {"verdict": "maybe"}))
     with pytest.raises(ModelError, match="was written by another version of Evergreen: verdict: Input should be"):
         read_report(artifacts, Blessing)
+
+
+class _Lengths(Report):
+    mean: float = 0.0
+
+
+class _Verdicts(Report):
+    verdict: str = ""
+
+
+def test_findings_that_the_gate_could_not_read_are_refused() -> None:
+    """Else they would be left out with a warning, and with them their reasons against a release."""
+    found = BLESSING.with_findings(_Lengths(mean=2.5))
+    assert found.findings(_Lengths).mean == 2.5
+    with pytest.raises(TypeError, match="_Lengths cannot be read back from JSON"):
+        BLESSING.with_findings(_Lengths(mean=math.nan))
+    with pytest.raises(TypeError, match="_Lengths: blessing has mean already"):
+        found.with_findings(_Lengths(mean=3.5))
+    with pytest.raises(TypeError, match="_Verdicts: blessing has verdict already"):
+        BLESSING.with_findings(_Verdicts(verdict="publish"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
