@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -58,7 +59,7 @@ class ReportWithFindings(Report):
         Raises:
             TypeError: the report has one of the keys already, or the findings cannot be read back, so that the gate would not know them.
         """
-        added, kind = found.model_dump(mode="json"), type(found)
+        added, kind = json.loads(found.model_dump_json()), type(found)
         taken = added.keys() & (type(self).model_fields.keys() | (self.model_extra or {}).keys())
         if taken:
             raise TypeError(
