@@ -138,7 +138,11 @@ class Measurement(Generic[ReportT]):
         return ()
 
     def rows_read(self, artifacts: Artifacts) -> Mapping[str, str] | None:
-        """Return a hash of each set of rows that it reads beside the splits, by name: the blessing is for these rows alone."""
+        """Return a hash of each set of rows beside the splits that it reads, by name, as they are now: publish compares."""
+        return None
+
+    def rows_judged(self, found: ReportT) -> Mapping[str, str] | None:
+        """Return the same hashes of the rows that it has judged, taken while it read them: the blessing is for these alone."""
         return None
 
     def page_section(self, found: ReportT, results: RunResults, *, quote_rows: bool) -> PageSection | None:
@@ -189,10 +193,21 @@ def with_history() -> list[Measurement[Any]]:
     return [one for one in list_measurements() if one.history_column]
 
 
+def rows_judged(details: ReportWithFindings, measurements: Sequence[Measurement[Any]]) -> dict[str, Mapping[str, str]]:
+    """Return the hashes of the rows beside the splits that were judged, by the names of the measurements that judged some."""
+    found = {one.name: one.rows_judged(details.findings(one.kind)) for one in measurements}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
 def rows_read(artifacts: Artifacts) -> dict[str, Mapping[str, str]]:
     """Return the hashes of the rows that measurements read beside the splits, by the names of the measurements that read some."""
     found = {one.name: one.rows_read(artifacts) for one in list_measurements()}
     return {name: rows for name, rows in found.items() if rows is not None}
+
+
+def names_with_rows() -> frozenset[str]:
+    """Return the names of the measurements that may read rows beside the splits."""
+    return frozenset(one.name for one in list_measurements() if type(one).rows_read is not Measurement.rows_read)
 
 
 @functools.cache

@@ -40,8 +40,8 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
             head = next(iter(opened.batches("train")), None)
             if head is None:
                 return []
+            choice.check_names(take_rows(head).names)  # a missing name explains what goes wrong with the choice
             found = take_rows(head, choice)
-            choice.check_names(found.names)
             return [*choice.named(found.batch).rows.schema.names]
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")

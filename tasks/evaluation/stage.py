@@ -39,7 +39,7 @@ from tasks.evaluation.verdict_log import log_verdict
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.hub_client.repository_name import RepositoryName, name_repository
 from tasks.lineage.ancestors import read_start_of_training
-from tasks.measurement import Measurement, list_measurements, rows_read
+from tasks.measurement import Measurement, list_measurements, rows_judged
 from tasks.release_log.events import Verdict, read_release_events_of_project
 from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences
@@ -122,7 +122,7 @@ def evaluate(
             data=data,
             recipe=digests.evaluation_recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation),
             champion=published.champion,
-            **rows_read(artifacts),
+            **rows_judged(details, measurements),
         )
         report = _report_metrics(plan, scored, verdict)
         _write_comparison_plot(scored, folder / "plots")

@@ -8,7 +8,7 @@ and no costs: the same work is logged there once, whenever it is done.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 import pydantic
 
@@ -87,8 +87,15 @@ class RunEntry(_Record):
     def _without_keys_of_newer_versions(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values  # damaged
-        known = {*cls.model_fields, *(one.name for one in with_history())}
-        return {name: value for name, value in values.items() if name in known}
+        measured = dict.fromkeys(one.name for one in with_history())
+        return measured | {
+            name: value for name, value in values.items() if name in cls.model_fields or name in measured
+        }
+
+    @pydantic.model_validator(mode="after")
+    def _check_measured(self) -> Self:
+        pydantic.TypeAdapter(dict[str, str | None]).validate_python(self.model_extra or {}, strict=True)
+        return self
 
     version: int = 1
     """Of the format. Later versions add fields, and read the lines of all earlier ones."""

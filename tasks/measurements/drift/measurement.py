@@ -46,7 +46,7 @@ class Drift(Measurement[DriftOfModel]):
     """How the new rows of the train split differ, and how sure the champion is of them."""
 
     kind = DriftOfModel
-    place = 35
+    place = 45
     history_column = "drift"
 
     def __init__(self) -> None:

@@ -62,6 +62,9 @@ class Suites(Measurement[SuiteResults]):
     def refusals(self, found: SuiteResults, gate: Gate) -> Iterator[str]:
         return (one.sentence for one in found.suites if not one.is_passed)
 
+    def rows_judged(self, found: SuiteResults) -> Mapping[str, str]:
+        return {one.name: one.sha256 for one in found.suites}
+
     def rows_read(self, artifacts: Artifacts) -> Mapping[str, str]:
         from trainer.data.shards import folder_sha256
 

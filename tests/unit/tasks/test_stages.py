@@ -13,7 +13,7 @@ from params import DataError, EvergreenError, ModelError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.foundation.stages import STAGES
 from tasks import stage_run
-from tasks.evaluation.report import Blessing
+from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.ingestion.report import IngestReport
 from tasks.stage_command import _report_lines, run_stage_as_command
 from tasks.stages import Report, read_report, save_report
@@ -68,12 +68,22 @@ def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: 
         read_report(artifacts, IngestReport)
 
 
-def test_report_with_findings_keeps_those_of_another_measurement(artifacts: Artifacts) -> None:
-    found = json.loads(artifacts.blessing.read_text()) | {"added": {"rows": "0123"}}
-    artifacts.blessing.write_text(json.dumps(found))
-    assert read_report(artifacts, Blessing).rows_read_by("added") == {"rows": "0123"}
-    artifacts.blessing.write_text(json.dumps(found | {"verdict": "maybe"}))
-    with pytest.raises(ModelError, match="was written by another version of Evergreen: verdict: Input should be"):
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"added": 1}, "added: Extra inputs are not permitted"),
+        ({"drift": {}}, "drift: Extra inputs are not permitted"),
+        ({"verdict": "maybe"}, "verdict: Input should be"),
+        ({"suites": None}, "suites"),
+        ({"suites": {"greetings": 1}}, "greetings"),
+    ],
+)
+def test_blessing_of_another_version_blesses_nothing(artifacts: Artifacts, changes: object, what: str) -> None:
+    found = json.loads(artifacts.blessing.read_text())
+    artifacts.blessing.write_text(json.dumps(found | {"suites": {"greetings": "0123"}}))
+    assert read_report(artifacts, Blessing).rows_read_by("suites") == {"greetings": "0123"}
+    artifacts.blessing.write_text(json.dumps(found | changes))
+    with pytest.raises(ModelError, match=f"was written by another version of Evergreen: .*{what}"):
         read_report(artifacts, Blessing)
 
 
@@ -81,20 +91,21 @@ class _Lengths(Report):
     mean: float = 0.0
 
 
-class _Verdicts(Report):
-    verdict: str = ""
+class _Slices(Report):
+    slices: str = ""
 
 
 def test_findings_that_the_gate_could_not_read_are_refused() -> None:
     """Else they would be left out with a warning, and with them their reasons against a release."""
-    found = BLESSING.with_findings(_Lengths(mean=2.5))
+    details = EvaluationDetails(confidence=0.95, resamples=200, directions={}, intervals={}, comparisons=[], slices=[])
+    found = details.with_findings(_Lengths(mean=2.5))
     assert found.findings(_Lengths).mean == 2.5
     with pytest.raises(TypeError, match="_Lengths cannot be read back from JSON"):
-        BLESSING.with_findings(_Lengths(mean=math.nan))
-    with pytest.raises(TypeError, match="_Lengths: blessing has mean already"):
+        details.with_findings(_Lengths(mean=math.nan))
+    with pytest.raises(TypeError, match="_Lengths: details has mean already"):
         found.with_findings(_Lengths(mean=3.5))
-    with pytest.raises(TypeError, match="_Verdicts: blessing has verdict already"):
-        BLESSING.with_findings(_Verdicts(verdict="publish"))
+    with pytest.raises(TypeError, match="_Slices: details has slices already"):
+        details.with_findings(_Slices(slices="none"))
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -67,6 +67,16 @@ def test_damage_is_ignored_with_a_warning_and_kept(artifacts, damage, caplog):
     assert ("runs.jsonl:2: ignored, because the line is damaged" in caplog.text) == (damage != b"\n\n")
 
 
+def test_what_measurements_say_is_there_or_null_and_in_words(artifacts, caplog):
+    silent, told = (json.loads(one.model_dump_json()) for one in (entry(1), entry(2, drift="words")))
+    assert (silent["drift"], told["drift"]) == (None, "words")
+    lines = [{name: value for name, value in silent.items() if name != "drift"}, told | {"drift": 5}]
+    artifacts.run_log.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.run_log.write_text("".join(f"{json.dumps(one)}\n" for one in lines), encoding="utf-8")
+    assert [run.model_dump()["drift"] for run in read_runs(artifacts)] == [None]
+    assert "runs.jsonl:2: ignored, because the line is damaged" in caplog.text
+
+
 def test_keys_of_a_newer_version_are_ignored(artifacts):
     content = entry(1).model_dump(mode="json")
     content |= {"new": 1, "evaluated": {**content["evaluated"], "newer": 2}}

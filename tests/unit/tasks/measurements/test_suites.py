@@ -18,6 +18,7 @@ from params.sections.evaluation import Suite
 from params.sections.rows import Validation
 from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.ingestion.stage import ingest
+from tasks.measurements.suites import judging
 from tasks.measurements.suites.judging import why_not_judged
 from tasks.measurements.suites.measurement import SuiteResults, Suites
 from tasks.measurements.suites.report import FailedRow, SuiteResult
@@ -63,6 +64,12 @@ def language(tmp_path_factory):
     return with_model(tmp_path_factory.mktemp("sft"), tiny.recipe(**SFT))
 
 
+def candidate_of(artifacts, recipe, suites=()):
+    """Ask whether the blessing is for what is there now."""
+    evaluation = recipe.evaluation.model_copy(update={"suites": list(suites)})
+    releases.candidate(artifacts).check(seed=recipe.seed, model=recipe.model, evaluation=evaluation)
+
+
 class TestScores:
     def test_rows_of_the_test_split_are_as_right_as_there(self, classes):
         artifacts, recipe = classes
@@ -105,6 +112,28 @@ class TestScores:
         write_suite(artifacts, text=["The cat sees a bird"], label=["dog"])
         with pytest.raises(ModelError, match="the blessing is for another suites"):
             releases.candidate(artifacts).check(seed=recipe.seed, model=recipe.model, evaluation=recipe.evaluation)
+
+    def test_a_blessing_is_for_the_rows_that_were_judged_and_no_others(self, classes, monkeypatch):
+        artifacts, recipe = classes
+        write_suite(artifacts, text=["The cat sees a bird"], label=["cat"])
+        judge = judging.judge_suites
+
+        def judge_while_rows_change(plan, network):
+            found = judge(plan, network)
+            write_suite(artifacts, text=["The cat sees a bird"], label=["dog"])
+            return found
+
+        monkeypatch.setattr(judging, "judge_suites", judge_while_rows_change)
+        run(artifacts, recipe, suites=[suite(must=0.01)])
+        with pytest.raises(ModelError, match="the blessing is for another suites"):
+            candidate_of(artifacts, recipe, suites=[suite(must=0.01)])
+
+    def test_a_suite_that_nobody_judged_is_in_no_blessing(self, classes):
+        artifacts, recipe = classes
+        write_suite(artifacts, text=["The cat sees a bird"], label=["cat"])
+        run(artifacts, recipe)
+        with pytest.raises(ModelError, match="the blessing is for another suites"):
+            candidate_of(artifacts, recipe)
 
 
 class TestAnswers:
