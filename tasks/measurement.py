@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from params import RecipeError
 from params.foundation.plugins import find_plugins
 from tasks.stages import Report, ReportT, ReportWithFindings
 
@@ -184,8 +186,19 @@ class Measurement(Generic[ReportT]):
 
 
 def list_measurements() -> list[Measurement[Any]]:
-    """Return a new instance of each measurement, in their order."""
-    return sorted((one() for one in _classes()), key=lambda one: (one.place, one.name))
+    """Return a new instance of each measurement, in their order.
+
+    Raises:
+        RecipeError: two have one name, by which the blessing and the log of runs know them.
+    """
+    found = sorted((one() for one in _classes()), key=lambda one: (one.place, one.name))
+    for one, other in itertools.combinations(found, 2):
+        if one.name == other.name:
+            classes = " and ".join(f"{type(each).__module__}.{type(each).__name__}" for each in (one, other))
+            raise RecipeError(
+                f"measurement {one.name}", f"there are two: {classes}", "rename the module of one of them"
+            )
+    return found
 
 
 def with_history() -> list[Measurement[Any]]:
@@ -203,11 +216,6 @@ def rows_read(artifacts: Artifacts) -> dict[str, Mapping[str, str]]:
     """Return the hashes of the rows that measurements read beside the splits, by the names of the measurements that read some."""
     found = {one.name: one.rows_read(artifacts) for one in list_measurements()}
     return {name: rows for name, rows in found.items() if rows is not None}
-
-
-def names_with_rows() -> frozenset[str]:
-    """Return the names of the measurements that may read rows beside the splits."""
-    return frozenset(one.name for one in list_measurements() if type(one).rows_read is not Measurement.rows_read)
 
 
 @functools.cache

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil, isfinite, log2
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from params.sections.base import Direction
-from tasks.measurement import names_with_rows
 from tasks.release_log.events import Verdict
 from tasks.stages import Number, Report, ReportWithFindings
 from trainer.start import ReleaseReference
@@ -307,25 +306,15 @@ class Blessing(ReportWithFindings):
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: ReleaseReference | None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        """A key of another version may say that the model must not go out."""
-        if isinstance(values, dict):
-            unknown = values.keys() - cls.model_fields.keys() - names_with_rows()
-            if unknown:
-                raise ValueError(f"{min(unknown)}: Extra inputs are not permitted")
-        return values
-
     @model_validator(mode="after")
     def _check_hashes(self) -> Self:
         TypeAdapter(dict[str, dict[str, str]]).validate_python(self.model_extra or {}, strict=True)
         return self
 
-    def rows_read_by(self, measurement: str) -> Mapping[str, str]:
-        """Return the hashes of the rows that a measurement has read beside the splits, by the names of these rows."""
-        found: Mapping[str, str] = (self.model_extra or {}).get(measurement, {})
-        return found
+    @property
+    def judged_rows(self) -> Mapping[str, Mapping[str, str]]:
+        """By measurement: the hashes of the rows that it has judged beside the splits, by the names of these rows."""
+        return self.model_extra or {}
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

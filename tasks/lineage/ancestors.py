@@ -53,9 +53,19 @@ class Ancestor:
     """The releases that it goes back to, by the record of the training; else `folder` says it."""
 
     @property
+    def says_nothing(self) -> bool:
+        """Whether it is unknown, and names no release."""
+        return bool(self.unknown) and not self.releases()
+
+    @property
     def way(self) -> tuple[str, bool, str]:
-        """What tells it from the other ancestors of a model."""
+        """How the model goes back to it; all releases of a repository that a base goes back to have one."""
         return (self.name, self.is_of_base, self.through)
+
+    def says_as_much_as(self, other: Ancestor) -> bool:
+        """Whether it is on the same way, is known if the other is, and names all of its releases."""
+        is_as_well_known = not self.unknown or bool(other.unknown)
+        return self.way == other.way and is_as_well_known and {*other.releases()} <= {*self.releases()}
 
     def releases(self) -> tuple[ReleasedModel, ...]:
         """Return it, and the releases that its record says it goes back to."""
@@ -77,21 +87,19 @@ class Ancestor:
 
 
 def list_ancestors_of_model(artifacts: Artifacts) -> list[Ancestor]:
-    """Return the models that the trained model of a run goes back to, each once, as its training has recorded it.
+    """Return the models that the trained model of a run goes back to, as its training has recorded it.
 
-    If it has not, these are what `list_ancestors` finds now; so are those of which it could say nothing, and what they go back to.
+    If it has not, or could not ask all of them, these are (also) what `list_ancestors` finds now, which replaces what says nothing.
     """
     recorded = _read_record(artifacts.model)
     if recorded is None:
         return list_ancestors(artifacts)
     if not any(one.unknown for one in recorded):
         return recorded
-    by_way = {one.way: one for one in recorded}
-    for now in list_ancestors(artifacts):
-        known = by_way.get(now.way)
-        if known is None or known.unknown:
-            by_way[now.way] = now
-    return list(by_way.values())
+    now = list_ancestors(artifacts)
+    answered = {one.way for one in now if not one.unknown}
+    kept = [one for one in recorded if not one.says_nothing or one.way not in answered]
+    return [*kept, *(one for one in now if not any(known.says_as_much_as(one) for known in kept))]
 
 
 def record_ancestors(parents: Sequence[Ancestor]) -> tuple[RecordedAncestor, ...]:

@@ -88,10 +88,12 @@ class Candidate:
         recipe = digests.evaluation_recipe_digest(
             seed=seed, objective=self.objective, model=model, evaluation=evaluation
         )
+        read = rows_read(self.artifacts)
+        names = sorted({*read, *blessing.judged_rows})  # one that is not installed may have had reasons of its own
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
             "data": (blessing.data, digests.validated_rows_digest(self.artifacts)),
-            **{name: (blessing.rows_read_by(name), rows) for name, rows in rows_read(self.artifacts).items()},
+            **{name: (blessing.judged_rows.get(name, {}), read.get(name, {})) for name in names},
             "recipe": (blessing.recipe, recipe),
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }

@@ -71,8 +71,7 @@ def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"added": 1}, "added: Extra inputs are not permitted"),
-        ({"drift": {}}, "drift: Extra inputs are not permitted"),
+        ({"added": 1}, "added"),
         ({"verdict": "maybe"}, "verdict: Input should be"),
         ({"suites": None}, "suites"),
         ({"suites": {"greetings": 1}}, "greetings"),
@@ -81,7 +80,7 @@ def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: 
 def test_blessing_of_another_version_blesses_nothing(artifacts: Artifacts, changes: object, what: str) -> None:
     found = json.loads(artifacts.blessing.read_text())
     artifacts.blessing.write_text(json.dumps(found | {"suites": {"greetings": "0123"}}))
-    assert read_report(artifacts, Blessing).rows_read_by("suites") == {"greetings": "0123"}
+    assert read_report(artifacts, Blessing).judged_rows["suites"] == {"greetings": "0123"}
     artifacts.blessing.write_text(json.dumps(found | changes))
     with pytest.raises(ModelError, match=f"was written by another version of Evergreen: .*{what}"):
         read_report(artifacts, Blessing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pytest
 
 from params.foundation.artifacts import KNOWN_ROWS, TIMES, Artifacts
 from params.schema import Launch, Model, ObjectiveChoice
-from tasks.digests import PROVENANCE
+from tasks.digests import PROVENANCE, ReleasedModel
 from tasks.known_rows.hashes import KnownHashes, write_hashes
 from tasks.known_rows.rows import ComparedColumns
 from tasks.lineage import ancestors
@@ -331,6 +332,20 @@ def test_each_ancestor_is_listed_once_though_one_was_unknown(project: Project, m
     assert listed() == [(START.name, False), ("tests/base", True)]
     is_away = False
     assert listed() == [(START.name, False), ("tests/base", False)], "the Hub answers now"
+
+
+def test_all_that_a_base_goes_back_to_stays_though_a_start_was_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ancestors of a base are reached through it, and releases of one repository have one name."""
+    chain = [ReleasedModel(repo_id="tests/base", weights=digest) for digest in ("11", "22", "33")]
+    recorded = [ancestors.Ancestor("tests/base", is_of_base=True, through="a base", published=(one,)) for one in chain]
+    unknown = ancestors.Ancestor("a start", is_of_base=False, unknown="the Hub is away")
+    monkeypatch.setattr(ancestors, "_read_record", lambda folder: [*recorded, unknown])
+    monkeypatch.setattr(ancestors, "list_ancestors", lambda artifacts: [replace(unknown, unknown="")])
+    found = ancestors.list_ancestors_of_model(Artifacts("tiny", tmp_path))
+    assert [one.published for one in found] == [*((one,) for one in chain), ()]
+    assert not any(one.unknown for one in found)
 
 
 def say_times(folder: Path, split: str) -> None:

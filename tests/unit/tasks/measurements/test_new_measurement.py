@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from params import RecipeError
 from params.foundation.artifacts import Artifacts
 from params.schema import Recipe
 from tasks import measurement, measurements
 from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.history.cells import runs_terminal_table
 from tasks.history.run_recorder import RunRecorder
+from tasks.measurement import Measurement
 from tasks.publishing.model_card import render_model_card
 from tasks.publishing.provenance import collect_provenance
 from tasks.report.page import render_report_page
-from tasks.stages import read_report
+from tasks.stages import Report, read_report
 from tests.support import installed, releases, tiny
 from tests.support.html import Outline
 from tests.support.project import ROOT
@@ -95,3 +97,12 @@ def test_without_it_its_findings_are_those_of_an_older_report(evaluated: tuple[A
         one.kind.model_fields.keys() >= details.findings(one.kind).model_fields_set
         for one in measurement.list_measurements()
     )
+
+
+def test_two_measurements_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blessing and the log of runs know them by it."""
+    [suites] = [one for one in measurement.list_measurements() if one.name == "suites"]
+    twin = type("Twin", (Measurement,), {"__module__": "ours.suites", "kind": Report})
+    monkeypatch.setattr(measurement, "_classes", lambda: [type(suites), twin])
+    with pytest.raises(RecipeError, match=r"measurement suites: there are two: .* and ours\.suites\.Twin"):
+        measurement.list_measurements()

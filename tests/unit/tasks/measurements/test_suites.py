@@ -91,7 +91,7 @@ class TestScores:
         write_suite(artifacts, text=[row["text"] for row in rows], label=[row["label"] for row in rows])
         assert run(artifacts, recipe).verdict == "publish"
         right = run(artifacts, recipe, suites=[suite(must=0.01)])
-        assert (right.verdict, read_report(artifacts, Blessing).rows_read_by("suites")) == (
+        assert (right.verdict, read_report(artifacts, Blessing).judged_rows["suites"]) == (
             "publish",
             Suites().rows_read(artifacts),
         )
@@ -127,6 +127,14 @@ class TestScores:
         run(artifacts, recipe, suites=[suite(must=0.01)])
         with pytest.raises(ModelError, match="the blessing is for another suites"):
             candidate_of(artifacts, recipe, suites=[suite(must=0.01)])
+
+    def test_a_blessing_of_a_measurement_that_is_not_there_is_none(self, classes):
+        artifacts, recipe = classes
+        run(artifacts, recipe)
+        blessing = json.loads(artifacts.blessing.read_text())
+        artifacts.blessing.write_text(json.dumps(blessing | {"approvals": {"legal": "0123"}}))
+        with pytest.raises(ModelError, match="the blessing is for another approvals"):
+            candidate_of(artifacts, recipe)
 
     def test_a_suite_that_nobody_judged_is_in_no_blessing(self, classes):
         artifacts, recipe = classes
